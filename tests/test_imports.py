@@ -1,0 +1,35 @@
+"""Inside the package, imports point one way: to an earlier row of ORDER."""
+
+import ast
+from pathlib import Path
+
+PKG = Path(__file__).parents[1] / "mlx_rvqspec"
+ORDER = [
+    {"config", "sampling"},
+]
+RANK = {m: i for i, row in enumerate(ORDER) for m in row}
+
+
+def local_imports(tree: ast.AST, module: str):
+    """Yield package modules that ``module`` imports; absolute ones are refused."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert not any(a.name.split(".")[0] == PKG.name for a in node.names), module
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = module.split(".")[: -node.level]
+                yield ".".join([*base, node.module or "?"])
+            else:
+                assert node.module.split(".")[0] != PKG.name, module
+
+
+def test_imports_point_down():
+    seen = set()
+    for path in PKG.rglob("*.py"):
+        module = ".".join(path.relative_to(PKG).with_suffix("").parts)
+        if path.name == "__init__.py":
+            continue
+        seen.add(module)
+        for target in local_imports(ast.parse(path.read_text()), module):
+            assert RANK[target] < RANK[module], f"{module} must not import {target}"
+    assert seen == set(RANK), seen ^ set(RANK)
