@@ -5,7 +5,7 @@ from pathlib import Path
 
 PKG = Path(__file__).parents[1] / "mlx_rvqspec"
 ORDER = [
-    {"config", "sampling"},
+    {"config", "sampling", "audio", "text"},
 ]
 RANK = {m: i for i, row in enumerate(ORDER) for m in row}
 

@@ -1,0 +1,58 @@
+"""Which text can be spoken, and a cleaner for text that was written for the eye."""
+
+import re
+from unicodedata import category
+
+URL = re.compile(r"<?(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?)\]}'\"]>?")
+LINK = re.compile(r"!?\[([^\[\]]*)\]\([^()\s]*(?: \"[^\"]*\")?\)")  # [words](address), ![words](address)
+FENCE = re.compile(r"\s*(?:```|~~~)")
+LINE_START = re.compile(r"(?:> ?)*(?:#{1,6} |[-*+] (?:\[[ xX]\] )?)?")  # quote, then heading, bullet or task
+# A run of marks in front of or behind a word; 2*3, 2 * 3 and snake_case are left alone.
+MARKS = re.compile(r"(?<![\w*_`~])(?:[*_`]|~~)+(?=[^\s*_`~])|(?<=[^\s*_`~])(?:[*_`]|~~)+(?![\w*_`~])")
+BARS = re.compile(r" ?\|[ |]*")
+EMOJI = re.compile(
+    "[\U0001f000-\U0001faff\u2600-\u27bf\u2b00-\u2bff]"
+    "[\ufe0f\u200d\u20e3\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]*"
+)
+
+
+def speakable(text: str) -> bool:
+    """Whether there is a letter or digit of any script; punctuation, symbols and emoji are not speech."""
+    return any(category(character)[0] in "LN" for character in text)
+
+
+def prepare(text: str) -> str:
+    """The text as the tokenizer gets it: trimmed lines joined by \\n, no blank ones, no byte order marks.
+
+    Nothing else is changed. A line ends where str.splitlines says, so no carriage return is left.
+    Raises ValueError: "text is empty" without a visible character, "nothing to say" without a letter or
+    digit, and for lone surrogates, which is how Python passes on bytes that are not UTF-8.
+    """
+    if all(character.isspace() or category(character) in ("Cc", "Cf") for character in text):
+        raise ValueError("text is empty")
+    if any(category(character) == "Cs" for character in text):
+        raise ValueError("text is not valid UTF-8")
+    if not speakable(text):
+        raise ValueError(f"nothing to say in {text.strip()[:20]!r}: no letter or digit")
+    lines = [line.strip() for line in text.replace("\ufeff", "").splitlines()]
+    return "\n".join(line for line in lines if line)
+
+
+def clean(text: str) -> str:
+    """The text without what only makes sense on a screen.
+
+    Removed: web addresses (of a link the words stay), emoji, the fences of code blocks, the marks of
+    headings, bullets and quotes, emphasis, strike-through and backquotes around words, and lines without a
+    letter or digit, such as rules. A table's bars become commas. Words, numbers and other symbols stay.
+    """
+    lines = []
+    for line in text.splitlines():
+        if FENCE.match(line):
+            continue
+        line = EMOJI.sub(" ", URL.sub(" ", LINK.sub(r"\1", line)))
+        line = LINE_START.sub("", " ".join(line.split()), count=1)
+        line = BARS.sub(", ", MARKS.sub("", line).strip(" |"))
+        line = re.sub(r" ([,.;!?])(?!\w)", r"\1", " ".join(line.split()))
+        if speakable(line):
+            lines.append(line)
+    return "\n".join(lines)
