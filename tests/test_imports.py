@@ -5,7 +5,13 @@ from pathlib import Path
 
 PKG = Path(__file__).parents[1] / "mlx_rvqspec"
 ORDER = [
-    {"config", "sampling", "audio", "text"},
+    {"config", "sampling", "audio", "text", "spec_decode.stats"},
+    {"layers", "cache", "speech_decoder.layers", "speech_decoder.quantizer"},
+    {"code_decoder", "multi_code_decoder", "speech_decoder.decoder"},
+    {"model"},
+    {"load", "prompt"},
+    {"utterance"},
+    {"generate"},
 ]
 RANK = {m: i for i, row in enumerate(ORDER) for m in row}
 

@@ -1,0 +1,214 @@
+"""What a Qwen3-TTS folder says about its shapes and ids: frozen dataclasses read from its JSON files.
+
+Every model field is required. Upstream's class defaults differ from the published files (20 layers, 32 code
+groups, other ids), so a missing key is an error that names it, never a guess. Keys we do not use are ignored.
+"""
+
+import json
+from dataclasses import dataclass, fields
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any, TypeVar
+
+NUM_CONTROL_IDS = 1024  # the talker vocabulary ends in this many ids that are no codes (upstream `generate`)
+
+T = TypeVar("T")
+
+
+class ModelError(ValueError):
+    """A model folder that cannot be used: a file is missing, damaged, or not what it should be."""
+
+
+def _read(cls: type[T], data: dict[str, Any], where: str, **given: Any) -> T:
+    """A ``cls`` whose fields come from ``given`` or from the keys of the same name in ``data``."""
+    names = [field.name for field in fields(cls) if field.name not in given]  # type: ignore[arg-type]
+    missing = [name for name in names if name not in data]
+    if missing:
+        raise ModelError(f"{where}: missing {', '.join(missing)}; is this a Qwen3-TTS 12 Hz configuration?")
+    values = {name: data[name] for name in names}
+    return cls(**given, **{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; ModelError naming the file when it is not one."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path} is missing; expected a complete Qwen3-TTS folder") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read as JSON ({error}); download it again") from None
+    if not isinstance(data, dict):
+        raise ModelError(f"{path} holds {type(data).__name__}, expected a JSON object; download it again")
+    return data
+
+
+def _section(data: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    section = data.get(key)
+    if not isinstance(section, dict):
+        raise ModelError(f"{where}: missing section {key}; is this a Qwen3-TTS 12 Hz configuration?")
+    return section
+
+
+@dataclass(frozen=True)
+class MultiCodeDecoderConfig:
+    """``talker_config.code_predictor_config``."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    vocab_size: int
+    num_code_groups: int
+
+
+@dataclass(frozen=True)
+class CodeDecoderConfig:
+    """``talker_config``."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    vocab_size: int
+    num_code_groups: int
+    max_position_embeddings: int
+    text_hidden_size: int
+    text_vocab_size: int
+    codec_pad_id: int
+    codec_bos_id: int
+    codec_eos_token_id: int
+    codec_think_id: int
+    codec_nothink_id: int
+    codec_think_bos_id: int
+    codec_think_eos_id: int
+    codec_language_id: dict[str, int]
+    spk_id: dict[str, int]
+    spk_is_dialect: dict[str, str | bool]
+
+    @property
+    def num_codes(self) -> int:
+        """Entries of codebook 0: the vocabulary without its control ids."""
+        return self.vocab_size - NUM_CONTROL_IDS
+
+
+@dataclass(frozen=True)
+class SpeechDecoderConfig:
+    """``decoder_config`` of speech_tokenizer/config.json."""
+
+    codebook_size: int
+    codebook_dim: int
+    hidden_size: int
+    latent_dim: int
+    head_dim: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+    num_hidden_layers: int
+    sliding_window: int
+    num_quantizers: int
+    num_semantic_quantizers: int
+    decoder_dim: int
+    upsample_rates: tuple[int, ...]
+    upsampling_ratios: tuple[int, ...]
+    rms_norm_eps: float
+    rope_theta: float
+
+    @property
+    def samples_per_frame(self) -> int:
+        return prod(self.upsample_rates) * prod(self.upsampling_ratios)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Everything config.json and speech_tokenizer/config.json say that inference needs."""
+
+    tts_model_type: str
+    tts_model_size: str
+    im_start_token_id: int
+    im_end_token_id: int
+    tts_pad_token_id: int
+    tts_bos_token_id: int
+    tts_eos_token_id: int
+    code_decoder: CodeDecoderConfig
+    multi_code_decoder: MultiCodeDecoderConfig
+    speech_decoder: SpeechDecoderConfig
+    sample_rate: int
+
+    @cached_property
+    def speakers(self) -> tuple[str, ...]:
+        return tuple(self.code_decoder.spk_id)
+
+    @cached_property
+    def languages(self) -> tuple[str, ...]:
+        """Names a caller may pass; dialects are reached through their speakers, as upstream."""
+        return tuple(name for name in self.code_decoder.codec_language_id if "dialect" not in name)
+
+    @property
+    def follows_instruct(self) -> bool:
+        """Upstream drops the instruction on 0.6B silently; we refuse it there (qwen3_tts_model.py)."""
+        return self.tts_model_size != "0b6" and self.tts_model_type != "base"
+
+    @property
+    def frame_rate_hz(self) -> float:
+        return self.sample_rate / self.speech_decoder.samples_per_frame
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The configuration of a model folder, read from its two config.json files.
+
+    Raises ModelError for a missing file or key, another architecture, or numbers that contradict each other.
+    """
+    where = folder / "config.json"
+    data = read_json(where)
+    if data.get("model_type") != "qwen3_tts" or data.get("tokenizer_type") != "qwen3_tts_tokenizer_12hz":
+        kind = f"{data.get('model_type')!r} with tokenizer {data.get('tokenizer_type')!r}"
+        raise ModelError(f"{where} describes {kind}; expected 'qwen3_tts' with 'qwen3_tts_tokenizer_12hz'")
+    if data.get("tts_model_type") not in ("custom_voice", "voice_design", "base"):
+        raise ModelError(f"{where}: unknown tts_model_type {data.get('tts_model_type')!r}")
+    talker = _section(data, "talker_config", str(where))
+    predictor = _section(talker, "code_predictor_config", f"{where} talker_config")
+    speech_where = folder / "speech_tokenizer" / "config.json"
+    speech = read_json(speech_where)
+    decoder = _section(speech, "decoder_config", str(speech_where))
+    if "output_sample_rate" not in speech:
+        raise ModelError(f"{speech_where}: missing output_sample_rate")
+    config = _read(
+        ModelConfig,
+        data,
+        str(where),
+        code_decoder=_read(CodeDecoderConfig, talker, f"{where} talker_config"),
+        multi_code_decoder=_read(MultiCodeDecoderConfig, predictor, f"{where} code_predictor_config"),
+        speech_decoder=_read(SpeechDecoderConfig, decoder, f"{speech_where} decoder_config"),
+        sample_rate=speech["output_sample_rate"],
+    )
+    _check(config, str(where))
+    return config
+
+
+def _check(config: ModelConfig, where: str) -> None:
+    groups = {
+        config.code_decoder.num_code_groups,
+        config.multi_code_decoder.num_code_groups,
+        config.speech_decoder.num_quantizers,
+    }
+    if len(groups) != 1:
+        raise ModelError(f"{where}: the three decoders disagree on the number of codebooks: {sorted(groups)}")
+    if config.multi_code_decoder.vocab_size > config.speech_decoder.codebook_size:
+        raise ModelError(
+            f"{where}: code_predictor_config.vocab_size {config.multi_code_decoder.vocab_size} exceeds "
+            f"the speech tokenizer's codebook_size {config.speech_decoder.codebook_size}"
+        )
+    if config.code_decoder.num_codes > config.speech_decoder.codebook_size:
+        raise ModelError(
+            f"{where}: talker_config.vocab_size {config.code_decoder.vocab_size} leaves "
+            f"{config.code_decoder.num_codes} codes, more than codebook_size {config.speech_decoder.codebook_size}"
+        )

@@ -1,0 +1,226 @@
+"""The Engine: text in, speech out. The only place that knows all stages.
+
+MLX streams belong to a thread, so one owner thread loads and runs everything, and the Engine can be called from any.
+Requests interleave between chunks; they share no state.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import mlx.core as mx
+import numpy as np
+
+from .load import load_model
+from .model import Qwen3TTS
+from .prompt import TEXT_FEEDS, Voice, build_prompt, choose_voice, embed_prompt
+from .sampling import MAX_SEED, Sampling
+from .spec_decode.stats import Stats
+from .text import prepare
+from .utterance import GenerationError, Steps, Utterance
+
+T = TypeVar("T")
+SPEAK_CHUNK_FRAMES = 16  # speak() has no listener to hurry for; larger chunks cost memory and save little
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a stream: audio [S] float32 at 24 kHz, codes [T, 16] int32, and on the last one the reason."""
+
+    audio: np.ndarray
+    codes: np.ndarray
+    is_final: bool
+    finish_reason: str | None
+    stats: Stats
+
+
+@dataclass(frozen=True)
+class Speech:
+    """A whole utterance: audio [S] float32 in -1..1, codes [T, 16] int32; S = 1920 T."""
+
+    audio: np.ndarray
+    sample_rate: int
+    codes: np.ndarray
+    finish_reason: str
+    stats: Stats
+
+
+class Owner:
+    """The one thread that touches MLX, which keeps its streams per thread. Calls run in the order they come.
+
+    A daemon, and no ThreadPoolExecutor: joining a thread that has MLX streams at interpreter exit aborts the
+    process (MLX 0.32.4, CPU).
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Future, Callable, tuple]] = SimpleQueue()
+        threading.Thread(target=self._serve, name="mlx-rvqspec", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            future, function, args = self._calls.get()
+            try:
+                future.set_result(function(*args))
+            except BaseException as error:  # belongs to the caller, whatever it is
+                future.set_exception(error)
+            del future, function, args  # the next wait may be long: hold nothing
+
+    def run(self, function: Callable[..., T], *args: Any) -> T:
+        """function(*args) on the owner thread; its result or its exception."""
+        future: Future = Future()
+        self._calls.put((future, function, args))
+        return future.result()
+
+
+class Engine:
+    """A loaded model that speaks. Safe to call from any thread; ``load`` makes one."""
+
+    def __init__(self, model: Qwen3TTS, owner: Owner) -> None:
+        self._model, self._owner = model, owner
+        self._steps: dict[Any, Steps] = {}
+        self._speech_step = mx.compile(model.speech_decoder.step)
+        self.config = model.config
+        self.sample_rate = model.config.sample_rate
+        self.speakers = model.config.speakers
+        self.languages = model.config.languages
+        self.sampling = model.sampling
+        self.text_feed = model.text_feed
+
+    def speak(self, text: str, *, chunk_frames: int = SPEAK_CHUNK_FRAMES, **options: Any) -> Speech:
+        """The whole of ``text`` as speech; options as in ``stream``, and the same codes and samples."""
+        chunks = list(self.stream(text, chunk_frames=chunk_frames, **options))
+        last = chunks[-1]
+        return Speech(
+            audio=np.concatenate([chunk.audio for chunk in chunks]),
+            sample_rate=self.sample_rate,
+            codes=np.concatenate([chunk.codes for chunk in chunks]),
+            finish_reason=last.finish_reason or "",
+            stats=last.stats,
+        )
+
+    def stream(
+        self,
+        text: str,
+        *,
+        speaker: str | None = None,
+        language: str = "auto",
+        instruct: str | None = None,
+        seed: int | None = None,
+        decode: str | None = None,
+        sampling: Sampling | None = None,
+        text_feed: str | None = None,
+        chunk_frames: int = 4,
+    ) -> Iterator[Chunk]:
+        """Speech in chunks of ``chunk_frames`` x 80 ms, each yielded as soon as it is made; the last is_final.
+
+        speaker: one of ``speakers``, may be left out where there is only one; language: "auto", a name or a code
+        such as "en-US"; seed: 0..2**32-1, drawn and reported when None; decode: "plain"; sampling: the
+        checkpoint's own settings when None; text_feed: "full" or "stream" (one text token per frame).
+        Raises ValueError at the call for anything the model cannot do, GenerationError while iterating.
+        """
+        text = prepare(text)
+        voice = choose_voice(self.config, speaker, language, instruct)
+        if decode not in (None, "plain"):
+            raise ValueError(f"decode is {decode!r}; expected 'plain'")
+        feed = text_feed or self.text_feed
+        if feed not in TEXT_FEEDS:
+            raise ValueError(f"text_feed is {text_feed!r}; expected one of {', '.join(TEXT_FEEDS)}")
+        if seed is None:
+            seed = secrets.randbits(32)
+        if not 0 <= seed <= MAX_SEED:
+            raise ValueError(f"seed is {seed}; expected 0 to {MAX_SEED}")
+        if chunk_frames < 1:
+            raise ValueError(f"chunk_frames is {chunk_frames}; expected 1 or more")
+        return self._pump(self._chunks(text, voice, seed, sampling or self.sampling, feed, chunk_frames))
+
+    def _pump(self, chunks: Generator[Chunk, None, None]) -> Iterator[Chunk]:
+        """Run a generator on the owner thread, one step per item, and close it there when the caller is done."""
+        try:
+            while chunk := self._owner.run(lambda: next(chunks, None)):
+                yield chunk
+        finally:
+            self._owner.run(chunks.close)
+
+    def _chunks(
+        self, text: str, voice: Voice, seed: int, sampling: Sampling, feed: str, chunk_frames: int
+    ) -> Generator[Chunk, None, None]:
+        start = time.perf_counter()
+        model = self._model
+        prompt = build_prompt(self.config, model.tokenizer, text, voice, feed)
+        prefill, trailing = embed_prompt(prompt, model.code_decoder)
+        frames = Utterance(self._steps_for(sampling), prefill, trailing, sampling, seed).frames()
+        stats = Stats(seed, "plain", 0, self.config.frame_rate_hz, 0.0, 0.0, 0.0)
+        state, rows, reason = model.speech_decoder.initial_state(1), [], None
+        while not reason:
+            row, reason = next(frames)
+            rows.append(row)
+            if len(rows) < chunk_frames and not reason:
+                continue
+            begin = time.perf_counter()
+            audio, state = self._speak_rows(rows, chunk_frames, state, stats.frames)
+            now = time.perf_counter()
+            stats = replace(
+                stats,
+                frames=stats.frames + len(rows),
+                total_s=now - start,
+                speech_s=stats.speech_s + now - begin,
+                time_to_first_audio_s=stats.time_to_first_audio_s or now - start,
+            )
+            yield Chunk(audio, np.stack(rows), reason is not None, reason, stats)
+            rows = []
+        mx.clear_cache()  # once per utterance: buffers of lengths that may never come again
+
+    def _steps_for(self, sampling: Sampling) -> Steps:
+        key = (sampling.first.form, sampling.rest.form)
+        if key not in self._steps:
+            self._steps[key] = Steps(self._model, sampling)
+        return self._steps[key]
+
+    def _speak_rows(self, rows: list[np.ndarray], chunk_frames: int, state: Any, frame: int) -> tuple[np.ndarray, Any]:
+        """Audio of the next frames. A short last chunk is padded to the compiled shape: the decoder is causal."""
+        codes = np.stack(rows)
+        padded = np.pad(codes, [(0, chunk_frames - len(rows)), (0, 0)])
+        audio, state = self._speech_step(mx.array(padded[None]), state)
+        samples = np.array(audio[0, : len(rows) * self.config.speech_decoder.samples_per_frame])  # the caller's
+        if not np.isfinite(samples).all():
+            raise GenerationError(f"audio from frame {frame} on is not finite")
+        return samples, state
+
+    def decode(self, codes: np.ndarray) -> np.ndarray:
+        """Audio [1920 T] float32 of codes [T, 16]. Raises ValueError for codes outside their codebooks."""
+        return self.step(codes, self.decoder_state())[0]
+
+    def decoder_state(self) -> Any:
+        """The state before the first frame, for ``step``."""
+        return self._owner.run(self._model.speech_decoder.initial_state, 1)
+
+    def step(self, codes: np.ndarray, state: Any) -> tuple[np.ndarray, Any]:
+        """Audio of the next frames and the state after them: the same samples as decoding all codes at once."""
+        codes = np.asarray(codes)
+        books, size = self.config.speech_decoder.num_quantizers, self.config.speech_decoder.codebook_size
+        if codes.ndim != 2 or codes.shape[1] != books or not len(codes):
+            raise ValueError(f"codes have shape {codes.shape}; expected [frames, {books}] with at least one frame")
+        if codes.dtype.kind not in "iu" or codes.min() < 0 or codes.max() >= size:
+            raise ValueError(f"codes are {codes.dtype} from {codes.min()} to {codes.max()}; expected 0 to {size - 1}")
+
+        def run() -> tuple[np.ndarray, Any]:
+            audio, after = self._model.speech_decoder.step(mx.array(codes[None].astype(np.int32)), state)
+            mx.eval(after)
+            return np.array(audio[0]), after
+
+        return self._owner.run(run)
+
+
+def load(model: str | Path | None = None, *, dtype: str | None = None) -> Engine:
+    """An Engine for a model folder, a hub id, or the built-in voice when None.
+
+    dtype: see ``load.load_model``. Raises ModelError when the model cannot be used.
+    """
+    owner = Owner()
+    return owner.run(lambda: Engine(load_model(model, dtype=dtype), owner))

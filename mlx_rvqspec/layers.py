@@ -1,0 +1,103 @@
+"""The Qwen3 decoder layer, shared by CodeDecoder and MultiCodeDecoder.
+
+Pre-norm, grouped-query attention with an RMSNorm per head on queries and keys before the rotation, SwiGLU, no
+biases. Upstream's multimodal rotary has three equal position rows here, so it is the plain half-split rotary.
+"""
+
+from typing import Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+
+
+class LayerConfig(Protocol):
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
+    @property
+    def rope_theta(self) -> float: ...
+
+
+class LayerCache(Protocol):
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]: ...
+
+
+def rotary(positions: mx.array, head_dim: int, theta: float) -> tuple[mx.array, mx.array]:
+    """cos and sin [B, 1, T, head_dim] float32 for integer positions [B, T], half-split layout.
+
+    Built once per call and shared by all layers. Tree rows of equal depth share a position, so the row index is
+    no position and ``mx.fast.rope``'s consecutive offsets do not fit.
+    """
+    frequencies = theta ** (-mx.arange(0, head_dim, 2, dtype=mx.float32) / head_dim)
+    angles = positions[:, None, :, None].astype(mx.float32) * frequencies
+    angles = mx.concatenate([angles, angles], axis=-1)
+    return mx.cos(angles), mx.sin(angles)
+
+
+def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    """x: [B, H, T, head_dim] turned by its positions, in x's dtype."""
+    half = x.shape[-1] // 2
+    turned = mx.concatenate([-x[..., half:], x[..., :half]], axis=-1)
+    return (x * cos + turned * sin).astype(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: LayerConfig):
+        super().__init__()
+        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim, self.scale = config.head_dim, config.head_dim**-0.5
+        width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+
+    def __call__(
+        self, x: mx.array, position: tuple[mx.array, mx.array], mask: mx.array | None, cache: LayerCache
+    ) -> mx.array:
+        B, T, _ = x.shape
+        q = self.q_norm(self.q_proj(x).reshape(B, T, self.num_heads, -1)).swapaxes(1, 2)
+        k = self.k_norm(self.k_proj(x).reshape(B, T, self.num_kv_heads, -1)).swapaxes(1, 2)
+        v = self.v_proj(x).reshape(B, T, self.num_kv_heads, -1).swapaxes(1, 2)
+        q, k = rotate(q, *position), rotate(k, *position)
+        k, v = cache.update_and_fetch(k, v)
+        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.scale, mask=mask)
+        return self.o_proj(out.swapaxes(1, 2).reshape(B, T, -1))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: LayerConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: LayerConfig):
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def __call__(
+        self, x: mx.array, position: tuple[mx.array, mx.array], mask: mx.array | None, cache: LayerCache
+    ) -> mx.array:
+        """x: [B, T, D]; mask: boolean, broadcast to [B, H, T, keys], true where a row may look; None: at all keys."""
+        x = x + self.self_attn(self.input_layernorm(x), position, mask, cache)
+        return x + self.mlp(self.post_attention_layernorm(x))

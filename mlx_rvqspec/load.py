@@ -1,0 +1,261 @@
+"""From a folder, a hub id or nothing to a Qwen3TTS, strictly: every file and tensor is checked before it is used.
+
+Nothing is downloaded when the hub cache already holds the model; a folder that is incomplete or damaged is one
+error that names the file, the reason and the remedy.
+"""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from .code_decoder import CodeDecoder
+from .config import ModelConfig, ModelError, read_config, read_json
+from .model import Qwen3TTS
+from .multi_code_decoder import MultiCodeDecoder, stack_codebooks
+from .sampling import sampling_defaults
+from .speech_decoder.decoder import SpeechDecoder
+
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+MAX_HEADER_BYTES = 100 << 20  # the safetensors format's own limit
+HUB_FILES = ["*.json", "*.txt", "*.safetensors", "speech_tokenizer/*"]
+NEEDED_FILES = [
+    "config.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer_config.json",
+    "speech_tokenizer/config.json",
+]
+# Qwen2's split rule (transformers, tokenization_qwen2.py); upstream's Mistral patch is left out on purpose, it
+# depends on how the model was loaded (ARCHITECTURE, trap 1).
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+
+
+def embedded_folder() -> Path:
+    """The built-in voice: package data of an installed wheel, or weights/ of a source checkout."""
+    here = Path(__file__).parent
+    packaged = here / "weights" / "tiny-en"
+    return packaged if packaged.is_dir() else here.parent / "weights" / "tiny-en"
+
+
+def resolve(model: str | Path | None) -> Path:
+    """The folder of ``model``: a path, a hub id such as ``Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice``, or None.
+
+    A hub id that is complete in the local cache costs no network call. Raises ModelError otherwise.
+    """
+    if model is None:
+        return embedded_folder()
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelError(f"{model} is a file; expected a model folder with config.json in it")
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", str(model)):
+        raise ModelError(f"{model} is neither a folder nor a hub id such as Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice")
+    return _from_hub(str(model))
+
+
+def _from_hub(repo: str) -> Path:
+    from huggingface_hub import snapshot_download  # not needed for folders, and slow to import
+
+    try:
+        folder = Path(snapshot_download(repo, allow_patterns=HUB_FILES, local_files_only=True))
+        if is_complete(folder):
+            return folder
+    except Exception:  # not cached: the hub library has several errors for that
+        pass
+    try:
+        return Path(snapshot_download(repo, allow_patterns=HUB_FILES))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"{repo} is not complete in the local cache and cannot be downloaded ({reason}); "
+            f"with a network run: hf download {repo}"
+        ) from None
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether every file that loading needs is there (contents are checked while loading)."""
+    try:
+        weights = [*weight_files(folder), *weight_files(folder / "speech_tokenizer")]
+    except ModelError:
+        return False
+    return all(path.exists() for path in [*weights, *(folder / name for name in NEEDED_FILES)])
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """model.safetensors, or the shards that model.safetensors.index.json names."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return [folder / "model.safetensors"]
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(n, str) for n in names.values()):
+        raise ModelError(f"{index}: weight_map is missing or not a table of file names; download it again")
+    if any(Path(name).name != name for name in names.values()):
+        raise ModelError(f"{index}: weight_map names a file outside its folder; refusing to follow it")
+    return [folder / name for name in sorted(set(names.values()))]
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """A safetensors header and the offset of the data behind it, checked against the file's size.
+
+    Raises ModelError for a missing file, a git-lfs pointer, a truncated or a malformed one.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(8)
+            if start == b"version ":
+                raise ModelError(f"{path} is a git-lfs pointer, not the weights; run git lfs pull in its folder")
+            length = int.from_bytes(start, "little")
+            if len(start) < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+                raise ModelError(f"{path} is truncated or no safetensors file ({size} bytes); download it again")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except FileNotFoundError:
+        raise ModelError(f"{path} is missing; expected a complete Qwen3-TTS folder, download it again") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read ({error}); download it again") from None
+    except (AttributeError, KeyError, TypeError, IndexError):
+        raise ModelError(f"{path} has a malformed safetensors header; download it again") from None
+    if size != 8 + length + end:
+        raise ModelError(f"{path} has {size} bytes, its header asks for {8 + length + end}; download it again")
+    return header, 8 + length
+
+
+def read_weights(folder: Path) -> dict[str, mx.array]:
+    """All tensors of a folder by their checkpoint names, checked and not yet read from disk."""
+    weights: dict[str, mx.array] = {}
+    for path in weight_files(folder):
+        read_header(path)
+        try:
+            weights.update(mx.load(str(path)))  # type: ignore[arg-type]
+        except (RuntimeError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read ({error}); download it again") from None
+    return weights
+
+
+def fingerprint(folder: Path) -> str:
+    """What a drafter is fitted to: SHA-256 over the MultiCodeDecoder's norms and first head as stored."""
+    digest = hashlib.sha256()
+    for path in weight_files(folder):
+        header, start = read_header(path)
+        with path.open("rb") as file:
+            for name in sorted(header):
+                if "code_predictor" in name and ("norm" in name or "lm_head.0." in name):
+                    begin, end = header[name]["data_offsets"]
+                    file.seek(start + begin)
+                    digest.update(name.encode() + file.read(end - begin))
+    return digest.hexdigest()
+
+
+def _fill(module: nn.Module, weights: dict[str, mx.array], dtype: mx.Dtype, where: Path) -> None:
+    """Load ``weights`` into ``module``: same names, same shapes, nothing missing, nothing left."""
+    try:
+        module.load_weights([(name, value.astype(dtype)) for name, value in weights.items()], strict=True)
+    except ValueError as error:
+        raise ModelError(f"{where}: {error}") from None
+    module.eval()
+    mx.eval(module.parameters())
+
+
+def _under(weights: dict[str, mx.array], prefix: str) -> dict[str, mx.array]:
+    return {name.removeprefix(prefix): weights.pop(name) for name in list(weights) if name.startswith(prefix)}
+
+
+def default_dtype(stored: mx.Dtype) -> mx.Dtype:
+    """bfloat16 weights stay so on a GPU; all others, and everything on the CPU, run in float32.
+
+    float16 overflows in this model's logits, and CPU backends are slower at 16 bits.
+    """
+    on_gpu = mx.default_device() == mx.Device(mx.gpu)
+    return mx.bfloat16 if on_gpu and stored == mx.bfloat16 else mx.float32
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Qwen2's byte-level BPE from vocab.json, merges.txt and the added tokens of tokenizer_config.json."""
+    added = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
+    read_json(folder / "vocab.json")
+    try:
+        tokenizer = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ModelError(f"{folder}: vocab.json and merges.txt make no tokenizer ({error})") from None
+    tokenizer.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    for number, token in sorted(((int(k), v) for k, v in added.items()), key=lambda item: item[0]):
+        tokenizer.add_special_tokens([AddedToken(token["content"], normalized=False, special=True)])
+        if tokenizer.token_to_id(token["content"]) != number:
+            raise ModelError(f"{folder / 'tokenizer_config.json'}: token {token['content']!r} should have id {number}")
+    return tokenizer
+
+
+def load_model(model: str | Path | None = None, *, dtype: str | None = None) -> Qwen3TTS:
+    """A checkpoint ready to run: ``model`` is a folder, a hub id, or None for the built-in voice.
+
+    dtype: "float32", "bfloat16", "float16", or None for ``default_dtype``. The SpeechDecoder is always float32.
+    Raises ModelError when the folder cannot be used, ValueError for an unknown dtype.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
+    folder = resolve(model)
+    config = read_config(folder)
+    tokenizer = load_tokenizer(folder)
+    defaults = read_json(folder / "generation_config.json")
+    weights = read_weights(folder)
+    head = weights.get("talker.codec_head.weight")
+    chosen = DTYPES[dtype] if dtype else default_dtype(mx.float32 if head is None else head.dtype)
+    code_decoder, multi_code_decoder = _load_talker(config, weights, chosen, folder)
+    return Qwen3TTS(
+        config=config,
+        code_decoder=code_decoder,
+        multi_code_decoder=multi_code_decoder,
+        speech_decoder=_load_speech_decoder(config, folder / "speech_tokenizer"),
+        tokenizer=tokenizer,
+        sampling=sampling_defaults(defaults),
+        # upstream's wrapper prefills the whole text for named and designed voices; a checkpoint may say otherwise
+        text_feed="full" if defaults.get("non_streaming_mode", config.tts_model_type != "base") else "stream",
+        dtype=chosen,
+        fingerprint=fingerprint(folder),
+    )
+
+
+def _load_talker(
+    config: ModelConfig, weights: dict[str, mx.array], dtype: mx.Dtype, where: Path
+) -> tuple[CodeDecoder, MultiCodeDecoder]:
+    predictor = _under(weights, "talker.code_predictor.")
+    talker = _under(weights, "talker.")
+    _under(weights, "speaker_encoder.")  # voice cloning reads these; the decoders do not
+    if weights:
+        raise ModelError(f"{where}: unexpected tensors {', '.join(sorted(weights)[:5])}")
+    code_decoder = CodeDecoder(config.code_decoder)
+    _fill(code_decoder, talker, dtype, where)
+    multi_code_decoder = MultiCodeDecoder(config.multi_code_decoder, config.code_decoder)
+    try:
+        predictor = stack_codebooks(predictor, multi_code_decoder.num_codes)
+    except KeyError as error:
+        raise ModelError(f"{where}: tensor talker.code_predictor.{error.args[0]} is missing") from None
+    _fill(multi_code_decoder, predictor, dtype, where)
+    return code_decoder, multi_code_decoder
+
+
+def _load_speech_decoder(config: ModelConfig, folder: Path) -> SpeechDecoder:
+    decoder = SpeechDecoder(config.speech_decoder)
+    tensors = _under(read_weights(folder), "decoder.")
+    try:
+        tensors = decoder.sanitize(tensors)
+    except KeyError as error:
+        raise ModelError(f"{folder}: tensor decoder.{error.args[0]} is missing") from None
+    _fill(decoder, tensors, mx.float32, folder)
+    return decoder

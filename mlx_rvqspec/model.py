@@ -1,0 +1,30 @@
+"""Qwen3TTS: the three decoders of one checkpoint with its tokenizer, configuration and default settings."""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+from tokenizers import Tokenizer
+
+from .code_decoder import CodeDecoder
+from .config import ModelConfig
+from .multi_code_decoder import MultiCodeDecoder
+from .sampling import Sampling
+from .speech_decoder.decoder import SpeechDecoder
+
+
+@dataclass(frozen=True)
+class Qwen3TTS:
+    config: ModelConfig
+    code_decoder: CodeDecoder
+    multi_code_decoder: MultiCodeDecoder
+    speech_decoder: SpeechDecoder
+    tokenizer: Tokenizer
+    sampling: Sampling
+    text_feed: str
+    dtype: mx.Dtype
+    fingerprint: str
+
+    def embed_frame(self, codes: mx.array) -> mx.array:
+        """Sum of the 16 code embeddings of a frame: codes [B, 16] -> [B, D], the CodeDecoder's next input."""
+        first = self.code_decoder.embed_codes(codes[:, 0])
+        return first + self.multi_code_decoder.embed_frame(codes[:, 1:])

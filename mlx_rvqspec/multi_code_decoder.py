@@ -1,0 +1,121 @@
+"""MultiCodeDecoder (upstream: code predictor): codes 1..15 of a frame from its hidden state and code 0.
+
+Slot 0 is the frame hidden, slot 1 is code 0, slot s is code s-1; the state at slot q predicts codebook q through
+``lm_head[q-1]``. The fifteen heads, and the fifteen tables, are stacked into one tensor each, so that a codebook
+chosen by an array needs no copy of its head.
+"""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .cache import Joined
+from .config import CodeDecoderConfig, MultiCodeDecoderConfig
+from .layers import DecoderLayer, LayerCache, rotary
+from .sampling import choose
+
+
+class Heads(nn.Module):
+    """One bias-free head per codebook 1..15: weight [15, V, D]."""
+
+    def __init__(self, num_heads: int, width: int, num_codes: int):
+        super().__init__()
+        self.weight = mx.zeros((num_heads, num_codes, width))
+
+    def __call__(self, states: mx.array, head: mx.array) -> mx.array:
+        """Logits [B, n, V] of states [B, n, D], row b through head[b]; head: [B] int32."""
+        return mx.gather_mm(states, self.weight.swapaxes(-1, -2), rhs_indices=head)
+
+
+class MultiCodeDecoderModel(nn.Module):
+    def __init__(self, config: MultiCodeDecoderConfig, input_size: int):
+        super().__init__()
+        num_tables = config.num_code_groups - 1
+        self.codec_embedding = nn.Embedding(num_tables * config.vocab_size, input_size)
+        self.layers = [DecoderLayer(config) for _ in range(config.num_hidden_layers)]
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+
+class MultiCodeDecoder(nn.Module):
+    def __init__(self, config: MultiCodeDecoderConfig, talker: CodeDecoderConfig):
+        super().__init__()
+        self._config = config
+        self.num_codes = config.num_code_groups - 1
+        self.model = MultiCodeDecoderModel(config, talker.hidden_size)
+        self.lm_head = Heads(self.num_codes, config.hidden_size, config.vocab_size)
+        if talker.hidden_size != config.hidden_size:
+            self.small_to_mtp_projection = nn.Linear(talker.hidden_size, config.hidden_size)
+        # Tables, not numbers: a number that changes with the slot would be baked into a kernel of its own.
+        self._first_row = mx.arange(self.num_codes) * config.vocab_size
+        self._rotary = rotary(mx.arange(config.num_code_groups)[None], config.head_dim, config.rope_theta)
+        self._heads = mx.arange(self.num_codes, dtype=mx.uint32)
+
+    def embed(self, codes: mx.array, first_row: mx.array) -> mx.array:
+        """codes [B, n] whose tables begin at first_row (broadcastable to codes) -> [B, n, talker width]."""
+        return self.model.codec_embedding(codes + first_row)
+
+    def embed_frame(self, codes: mx.array) -> mx.array:
+        """Sum of the embeddings of codes 1..15 [B, 15] -> [B, talker width]."""
+        return self.embed(codes, self._first_row).sum(axis=1)
+
+    def at_slots(self, begin: int, end: int) -> tuple[mx.array, mx.array]:
+        """The rotation of slots begin..end-1, see ``layers.rotary``."""
+        return self._rotary[0][:, :, begin:end], self._rotary[1][:, :, begin:end]
+
+    def __call__(
+        self,
+        x: mx.array,
+        position: tuple[mx.array, mx.array],
+        mask: mx.array | None,
+        caches: Sequence[LayerCache],
+    ) -> mx.array:
+        """States after the final norm [B, n, D] of input rows x [B, n, talker width]."""
+        if "small_to_mtp_projection" in self:
+            x = self.small_to_mtp_projection(x)
+        for layer, cache in zip(self.model.layers, caches):
+            x = layer(x, position, mask, cache)
+        return self.model.norm(x)
+
+    def prefill(self, hidden: mx.array, first: mx.array) -> tuple[mx.array, list[Joined]]:
+        """State of slot 1 [B, 1, D] and the caches of slots 0 and 1.
+
+        hidden: [B, talker width] frame hidden; first: [B, talker width] embedding of code 0.
+        """
+        caches = [Joined() for _ in self.model.layers]
+        mask = mx.array([[True, False], [True, True]])
+        states = self(mx.stack([hidden, first], axis=1), self.at_slots(0, 2), mask, caches)
+        return states[:, 1:], caches
+
+    def decode_frame(
+        self, hidden: mx.array, first: mx.array, noise: mx.array, form: tuple[int, bool], knobs: mx.array
+    ) -> mx.array:
+        """Codes 1..15 [B, 15] int32, one after another: the oracle of speculative decoding.
+
+        hidden, first: as in ``prefill``; noise: [B, 15, V] Gumbel rows; form, knobs: see ``sampling.Choice``.
+        Compiled as it stands, it is the whole frame as one graph of static shapes.
+        """
+        states, caches = self.prefill(hidden, first)
+        codes = []
+        for i in range(self.num_codes):
+            head = mx.broadcast_to(self._heads[i : i + 1], (hidden.shape[0],))
+            logits = self.lm_head(states, head)[:, 0]
+            codes.append(choose(logits, noise[:, i], form, knobs))
+            if i + 1 < self.num_codes:
+                x = self.embed(codes[-1][:, None], self._first_row[i : i + 1])
+                caches = [Joined(cache.rows) for cache in caches]
+                states = self(x, self.at_slots(i + 2, i + 3), None, caches)
+        # a value that is not finite stays in the cache, so it shows in the last logits: the caller sees -1
+        codes[-1] = mx.where(mx.isfinite(logits.astype(mx.float32)).all(axis=-1), codes[-1], -1)
+        return mx.stack(codes, axis=1)
+
+
+def stack_codebooks(weights: dict[str, mx.array], num_tables: int) -> dict[str, mx.array]:
+    """The checkpoint's ``lm_head.i`` and ``model.codec_embedding.i`` joined over i, other tensors as they are.
+
+    Raises KeyError with the name of a tensor that is not there.
+    """
+    stacked = dict(weights)
+    for name, join in (("lm_head", mx.stack), ("model.codec_embedding", mx.concatenate)):
+        stacked[f"{name}.weight"] = join([stacked.pop(f"{name}.{i}.weight") for i in range(num_tables)])
+    return stacked
