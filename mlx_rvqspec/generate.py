@@ -7,6 +7,7 @@ Requests interleave between chunks; they share no state.
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -59,17 +60,22 @@ class Owner:
     """
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Future, Callable, tuple]] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Future, Callable, tuple] | None] = SimpleQueue()
         threading.Thread(target=self._serve, name="mlx-rvqspec", daemon=True).start()
 
     def _serve(self) -> None:
-        while True:
-            future, function, args = self._calls.get()
+        while call := self._calls.get():
+            future, function, args = call
             try:
                 future.set_result(function(*args))
             except BaseException as error:  # belongs to the caller, whatever it is
                 future.set_exception(error)
-            del future, function, args  # the next wait may be long: hold nothing
+            del call, future, function, args  # the next wait may be long: hold nothing
+        mx.clear_streams()
+
+    def stop(self) -> None:
+        """End the thread after the calls it has."""
+        self._calls.put(None)
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
         """function(*args) on the owner thread; its result or its exception."""
@@ -81,10 +87,11 @@ class Owner:
 class Engine:
     """A loaded model that speaks. Safe to call from any thread; ``load`` makes one."""
 
-    def __init__(self, model: Qwen3TTS, owner: Owner) -> None:
-        self._model, self._owner = model, owner
+    def __init__(self, model: Qwen3TTS, owner: Owner, wrap: Callable[[Callable], Callable] = mx.compile) -> None:
+        self._model, self._owner, self._wrap = model, owner, wrap
         self._steps: dict[Any, Steps] = {}
-        self._speech_step = mx.compile(model.speech_decoder.step)
+        self._speech_step = wrap(model.speech_decoder.step)
+        weakref.finalize(self, owner.stop).atexit = False
         self.config = model.config
         self.sample_rate = model.config.sample_rate
         self.speakers = model.config.speakers
@@ -92,9 +99,33 @@ class Engine:
         self.sampling = model.sampling
         self.text_feed = model.text_feed
 
-    def speak(self, text: str, *, chunk_frames: int = SPEAK_CHUNK_FRAMES, **options: Any) -> Speech:
-        """The whole of ``text`` as speech; options as in ``stream``, and the same codes and samples."""
-        chunks = list(self.stream(text, chunk_frames=chunk_frames, **options))
+    def speak(
+        self,
+        text: str,
+        *,
+        speaker: str | None = None,
+        language: str = "auto",
+        instruct: str | None = None,
+        seed: int | None = None,
+        decode: str | None = None,
+        sampling: Sampling | None = None,
+        text_feed: str | None = None,
+        chunk_frames: int = SPEAK_CHUNK_FRAMES,
+    ) -> Speech:
+        """The whole of ``text`` as speech: the codes and samples of ``stream`` with the same options."""
+        chunks = list(
+            self.stream(
+                text,
+                speaker=speaker,
+                language=language,
+                instruct=instruct,
+                seed=seed,
+                decode=decode,
+                sampling=sampling,
+                text_feed=text_feed,
+                chunk_frames=chunk_frames,
+            )
+        )
         last = chunks[-1]
         return Speech(
             audio=np.concatenate([chunk.audio for chunk in chunks]),
@@ -179,7 +210,7 @@ class Engine:
     def _steps_for(self, sampling: Sampling) -> Steps:
         key = (sampling.first.form, sampling.rest.form)
         if key not in self._steps:
-            self._steps[key] = Steps(self._model, sampling)
+            self._steps[key] = Steps(self._model, sampling, self._wrap)
         return self._steps[key]
 
     def _speak_rows(self, rows: list[np.ndarray], chunk_frames: int, state: Any, frame: int) -> tuple[np.ndarray, Any]:
@@ -217,10 +248,26 @@ class Engine:
         return self._owner.run(run)
 
 
-def load(model: str | Path | None = None, *, dtype: str | None = None) -> Engine:
+def load(model: str | Path | None = None, *, dtype: str | None = None, compile: bool | None = None) -> Engine:
     """An Engine for a model folder, a hub id, or the built-in voice when None.
 
-    dtype: see ``load.load_model``. Raises ModelError when the model cannot be used.
+    dtype: see ``load.load_model``. compile: whether frames run as compiled graphs; None means on a GPU only, since
+    on the CPU the first run compiles some thirty kernels with g++ at about a second each (then cached on disk) to
+    be about twice as fast afterwards. Raises ModelError when the model cannot be used.
     """
     owner = Owner()
-    return owner.run(lambda: Engine(load_model(model, dtype=dtype), owner))
+
+    def build() -> Engine:
+        on_gpu = mx.default_device() == mx.Device(mx.gpu)
+        wrap = mx.compile if (on_gpu if compile is None else compile) else _as_it_is
+        return Engine(load_model(model, dtype=dtype), owner, wrap)
+
+    try:
+        return owner.run(build)
+    except BaseException:
+        owner.stop()
+        raise
+
+
+def _as_it_is(function: Callable) -> Callable:
+    return function
