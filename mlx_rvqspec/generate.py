@@ -7,10 +7,10 @@ Requests interleave between chunks; they share no state.
 import secrets
 import threading
 import time
-import weakref
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -55,27 +55,22 @@ class Speech:
 class Owner:
     """The one thread that touches MLX, which keeps its streams per thread. Calls run in the order they come.
 
-    A daemon, and no ThreadPoolExecutor: joining a thread that has MLX streams at interpreter exit aborts the
-    process (MLX 0.32.4, CPU).
+    One for the process and a daemon that never ends: a thread with MLX streams that is joined or ends while the
+    interpreter exits aborts the process (MLX 0.32.4, CPU), which rules out a ThreadPoolExecutor.
     """
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Future, Callable, tuple] | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Future, Callable, tuple]] = SimpleQueue()
         threading.Thread(target=self._serve, name="mlx-rvqspec", daemon=True).start()
 
     def _serve(self) -> None:
-        while call := self._calls.get():
-            future, function, args = call
+        while True:
+            future, function, args = self._calls.get()
             try:
                 future.set_result(function(*args))
             except BaseException as error:  # belongs to the caller, whatever it is
                 future.set_exception(error)
-            del call, future, function, args  # the next wait may be long: hold nothing
-        mx.clear_streams()
-
-    def stop(self) -> None:
-        """End the thread after the calls it has."""
-        self._calls.put(None)
+            del future, function, args  # the next wait may be long: hold nothing
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
         """function(*args) on the owner thread; its result or its exception."""
@@ -84,14 +79,19 @@ class Owner:
         return future.result()
 
 
+@cache
+def owner() -> Owner:
+    """The process's owner thread, started by the first ``load``."""
+    return Owner()
+
+
 class Engine:
     """A loaded model that speaks. Safe to call from any thread; ``load`` makes one."""
 
-    def __init__(self, model: Qwen3TTS, owner: Owner, wrap: Callable[[Callable], Callable] = mx.compile) -> None:
-        self._model, self._owner, self._wrap = model, owner, wrap
+    def __init__(self, model: Qwen3TTS, wrap: Callable[[Callable], Callable] = mx.compile) -> None:
+        self._model, self._wrap = model, wrap
         self._steps: dict[Any, Steps] = {}
         self._speech_step = wrap(model.speech_decoder.step)
-        weakref.finalize(self, owner.stop).atexit = False
         self.config = model.config
         self.sample_rate = model.config.sample_rate
         self.speakers = model.config.speakers
@@ -173,10 +173,10 @@ class Engine:
     def _pump(self, chunks: Generator[Chunk, None, None]) -> Iterator[Chunk]:
         """Run a generator on the owner thread, one step per item, and close it there when the caller is done."""
         try:
-            while chunk := self._owner.run(lambda: next(chunks, None)):
+            while chunk := owner().run(lambda: next(chunks, None)):
                 yield chunk
         finally:
-            self._owner.run(chunks.close)
+            owner().run(chunks.close)
 
     def _chunks(
         self, text: str, voice: Voice, seed: int, sampling: Sampling, feed: str, chunk_frames: int
@@ -229,7 +229,7 @@ class Engine:
 
     def decoder_state(self) -> Any:
         """The state before the first frame, for ``step``."""
-        return self._owner.run(self._model.speech_decoder.initial_state, 1)
+        return owner().run(self._model.speech_decoder.initial_state, 1)
 
     def step(self, codes: np.ndarray, state: Any) -> tuple[np.ndarray, Any]:
         """Audio of the next frames and the state after them: the same samples as decoding all codes at once."""
@@ -245,7 +245,7 @@ class Engine:
             mx.eval(after)
             return np.array(audio[0]), after
 
-        return self._owner.run(run)
+        return owner().run(run)
 
 
 def load(model: str | Path | None = None, *, dtype: str | None = None, compile: bool | None = None) -> Engine:
@@ -255,18 +255,13 @@ def load(model: str | Path | None = None, *, dtype: str | None = None, compile: 
     on the CPU the first run compiles some thirty kernels with g++ at about a second each (then cached on disk) to
     be about twice as fast afterwards. Raises ModelError when the model cannot be used.
     """
-    owner = Owner()
 
     def build() -> Engine:
         on_gpu = mx.default_device() == mx.Device(mx.gpu)
         wrap = mx.compile if (on_gpu if compile is None else compile) else _as_it_is
-        return Engine(load_model(model, dtype=dtype), owner, wrap)
+        return Engine(load_model(model, dtype=dtype), wrap)
 
-    try:
-        return owner.run(build)
-    except BaseException:
-        owner.stop()
-        raise
+    return owner().run(build)
 
 
 def _as_it_is(function: Callable) -> Callable:
