@@ -5,13 +5,15 @@ from pathlib import Path
 
 PKG = Path(__file__).parents[1] / "mlx_rvqspec"
 ORDER = [
-    {"config", "sampling", "audio", "text", "spec_decode.stats"},
+    {"config", "sampling", "audio", "text", "spec_decode.stats", "spec_decode.tree"},
     {"layers", "cache", "speech_decoder.layers", "speech_decoder.quantizer"},
     {"code_decoder", "multi_code_decoder", "speech_decoder.decoder"},
     {"model"},
-    {"load", "prompt"},
+    {"load", "prompt", "spec_decode.rounds"},
+    {"spec_decode.frames"},
     {"utterance"},
     {"generate"},
+    {"cli"},
 ]
 RANK = {m: i for i, row in enumerate(ORDER) for m in row}
 

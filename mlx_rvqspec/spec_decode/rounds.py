@@ -1,0 +1,226 @@
+"""One round of exact speculation: verify a tree of drafted codes, accept, commit, draft for the next round.
+
+The root is the newest code, number ``slot - 1``, about to be fed at ``slot``; a node at depth d is a draft of code
+``slot - 1 + d`` and its row runs at slot ``slot + d``. A row's target is the decoder's own choice of the code after
+it, made with the frame's noise, so a path whose codes equal their parents' targets is what plain decoding gives.
+
+A round is a function of arrays whose shapes never change and is compiled once; batch rows stand at different slots,
+and a row that is done commits nothing. Rows past the last slot are clipped onto it and never accepted.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from ..cache import FrameCache, Joined
+from ..multi_code_decoder import MultiCodeDecoder
+from ..sampling import choose
+from .tree import Tree
+
+
+class Proposer(Protocol):
+    """Drafts codes, best first. Called while a round is traced: pure, and no number in it may vary between calls.
+
+    noise: [B, 15, V] the frame's rows; knobs: see ``sampling.Choice``. Drafts of codebooks that do not exist are
+    ignored but must be legal codes. Both return candidates [B, K, M] int32 covering the ranks of the tree.
+    """
+
+    def propose(self, state: mx.array, newest: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
+        """Drafts of codes slot+1..slot+K.
+
+        state: [B, D] of slot ``slot``, from which code ``slot`` was chosen; newest: [B, talker width], the embedding
+        of that code; slot: [B] int32.
+        """
+        ...
+
+    def propose_first(self, hidden: mx.array, first: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
+        """Drafts of codes 1..K before the frame has run: hidden, first as in ``MultiCodeDecoder.prefill``.
+
+        Only called when the first round's tree has drafted nodes.
+        """
+        ...
+
+
+class RoundState(NamedTuple):
+    """A frame between two rounds, all on the device."""
+
+    cache: FrameCache  # one slot per code of the frame; zeros from ``slot`` on
+    slot: mx.array  # [B] int32: the root's slot, also how many slots are cached and codes known; 16 when done
+    codes: mx.array  # [B, 16] int32; -1 where the logits were not finite
+    origin: mx.array  # [B, 16] int32: the node a code was drafted as, see Rounds.depth; depth 0: the decoder's own
+    nodes: mx.array  # [B, N] int32: the root's code and the drafted ones
+
+
+class Rows:
+    """What a round knows of its tree, on the device."""
+
+    def __init__(self, tree: Tree, first_node: int):
+        bounds = np.searchsorted(tree.depth, np.arange(tree.num_depths + 2)).tolist()
+        self.spans = list(zip(bounds, bounds[1:]))  # rows of each depth: they share a head and a noise row
+        self.tree, self.num_nodes, self.first_node = tree, tree.num_nodes, first_node
+        self.most = tree.num_depths + 1  # codes a round commits
+        self.depth, self.parent = mx.array(tree.depth), mx.array(tree.parent)
+        self.ancestors = mx.array(tree.ancestors)
+        self.paths = mx.array(np.pad(tree.path_table, [(0, 0), (0, 1)]))  # a last column: what follows the deepest
+
+    def lay(self, root: mx.array, candidates: mx.array) -> mx.array:
+        """Node codes [B, N] of a root [B] and candidates [B, K, M]."""
+        tree, (B, K, M) = self.tree, candidates.shape
+        assert K >= tree.num_depths and M >= max(tree.num_candidates), f"{K} x {M} candidates do not cover the tree"
+        index = mx.array((tree.depth[1:] - 1) * M + tree.rank[1:])
+        return mx.concatenate([root[:, None], candidates.reshape(B, -1)[:, index].astype(mx.int32)], axis=1)
+
+
+class Rounds:
+    """The first and the following rounds of a frame for one model, proposer, pair of trees and form of sampling.
+
+    first_tree: of the first round, which also feeds slot 0; ``Tree(())`` where nothing is drafted that early.
+    depth, rank: tables for ``RoundState.origin``, tree nodes first, then first_tree's.
+    wrap: ``mx.compile``, or the identity for the oracle.
+    """
+
+    def __init__(
+        self,
+        model: MultiCodeDecoder,
+        proposer: Proposer,
+        tree: Tree,
+        first_tree: Tree,
+        form: tuple[int, bool],
+        *,
+        wrap: Callable[[Callable], Callable] = mx.compile,
+    ) -> None:
+        self.model, self.proposer, self.form = model, proposer, form
+        self.rows, self.first_rows = Rows(tree, 0), Rows(first_tree, tree.num_nodes)
+        self.depth = np.concatenate([tree.depth, first_tree.depth])
+        self.rank = np.concatenate([tree.rank, first_tree.rank])
+        self.num_slots, self.num_entries = model.num_codes + 1, model.lm_head.weight.shape[1]
+        self.cos, self.sin = (table[0, 0] for table in model.at_slots(0, self.num_slots))
+        self.slots = mx.arange(self.num_slots)
+        self.first = wrap(self._first)
+        self.next = wrap(self._next)
+
+    def _first(
+        self, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array
+    ) -> RoundState:
+        """The round that starts a frame; hidden, first: as in ``MultiCodeDecoder.prefill``; code0: [B] int32."""
+        rows = self.first_rows
+        slot = mx.ones_like(code0)
+        x, nodes = mx.stack([hidden, first], axis=1), code0[:, None]
+        if rows.num_nodes > 1:
+            nodes = rows.lay(code0, self.proposer.propose_first(hidden, first, noise, knobs))
+            x = mx.concatenate([x, self._embed(nodes, self._slots(rows, slot))[:, 1:]], axis=1)
+        slots = mx.pad(self._slots(rows, slot), [(0, 0), (1, 0)])
+        seen = mx.pad(rows.ancestors, [(1, 0), (1, 0)]) | (mx.arange(rows.num_nodes + 1) == 0)
+        states, new = self._run(x, slots, seen, [Joined() for _ in self.model.model.layers])
+        room = [(0, 0)] * 3 + [(0, self.num_slots - 1), (0, 0)]
+        cache = FrameCache(*(mx.pad(x[..., :1, :], room) for x in new))
+        new = FrameCache(*(x[..., 1:, :] for x in new))
+        codes = mx.pad(code0[:, None], [(0, 0), (0, self.num_slots - 1)])
+        state = RoundState(cache, slot, codes, mx.zeros_like(codes), nodes)
+        return self._settle(rows, state, states[:, 1:], new, noise, knobs)
+
+    def _next(self, state: RoundState, noise: mx.array, knobs: mx.array) -> RoundState:
+        """Any later round."""
+        state, rows = RoundState(*state), self.rows
+        states, new = self.verify(state)
+        return self._settle(rows, state, states, new, noise, knobs)
+
+    def verify(self, state: RoundState) -> tuple[mx.array, FrameCache]:
+        """States [B, N, D] of all tree rows in one pass, and their keys and values.
+
+        A row sees the cached slots, itself and its ancestors, and is rotated by its slot, not by its row number.
+        """
+        rows, (B, N) = self.rows, state.nodes.shape
+        slots = self._slots(rows, state.slot)
+        cached = mx.broadcast_to((self.slots < state.slot[:, None])[:, None], (B, N, self.num_slots))
+        seen = mx.concatenate([cached, mx.broadcast_to(rows.ancestors, (B, N, N))], axis=2)
+        caches = [Joined(past) for past in zip(*FrameCache(*state.cache))]
+        return self._run(self._embed(state.nodes, slots), slots, seen[:, None], caches)
+
+    def logits(self, rows: Rows, states: mx.array, slot: mx.array) -> tuple[mx.array, mx.array]:
+        """Logits [B, N, V], each row through its depth's head, and these heads [B, K+1], one per depth."""
+        heads = mx.minimum(slot[:, None] + mx.arange(rows.most), self.num_slots - 1) - 1
+        parts = [self.model.lm_head(states[:, a:b], heads[:, d]) for d, (a, b) in enumerate(rows.spans)]
+        return mx.concatenate(parts, axis=1), heads
+
+    def _slots(self, rows: Rows, slot: mx.array) -> mx.array:
+        """[B, N], clipped to the last slot."""
+        return mx.minimum(slot[:, None] + rows.depth, self.num_slots - 1)
+
+    def _embed(self, codes: mx.array, slots: mx.array) -> mx.array:
+        """Embeddings of the codes [B, n] of codebooks 1.. that are fed at slots [B, n]."""
+        return self.model.embed(codes, (slots - 2) * self.num_entries)
+
+    def _run(self, x: mx.array, slots: mx.array, seen: mx.array, caches: list[Joined]) -> tuple[mx.array, FrameCache]:
+        position = self.cos[slots][:, None], self.sin[slots][:, None]
+        states = self.model(x, position, seen, caches)
+        keys, values = zip(*(cache.new for cache in caches))
+        return states, FrameCache(mx.stack(keys), mx.stack(values))
+
+    def _settle(
+        self, rows: Rows, state: RoundState, states: mx.array, new: FrameCache, noise: mx.array, knobs: mx.array
+    ) -> RoundState:
+        """Accept, commit and draft once the tree rows have run: states [B, N, D], new keys and values of N rows."""
+        logits, heads = self.logits(rows, states, state.slot)
+        row_noise = mx.take_along_axis(noise, heads[..., None], axis=1)[:, rows.depth]
+        targets = choose(logits, row_noise, self.form, knobs)
+        # no node has code -1: what is not finite ends the path and is committed as -1, as in plain decoding
+        targets = mx.where(mx.isfinite(logits.astype(mx.float32)).all(axis=-1), targets, -1)
+        last, num_committed = accept(rows, state.nodes, targets, self.num_slots - state.slot)
+        state = self._commit(rows, state, targets, new, last, num_committed)
+        newest = mx.take_along_axis(targets, last[:, None], axis=1)
+        if self.rows.num_nodes == 1:
+            return state._replace(nodes=newest)
+        slot = state.slot - 1
+        candidates = self.proposer.propose(
+            mx.take_along_axis(states, last[:, None, None], axis=1)[:, 0],
+            self._embed(newest, slot[:, None] + 1)[:, 0],
+            slot,
+            noise,
+            knobs,
+        )
+        return state._replace(nodes=self.rows.lay(newest[:, 0], candidates))
+
+    def _commit(
+        self,
+        rows: Rows,
+        state: RoundState,
+        targets: mx.array,
+        new: FrameCache,
+        last: mx.array,
+        num_committed: mx.array,
+    ) -> RoundState:
+        """The root and accepted rows written into the next slots, and their targets into the next codes.
+
+        Row j of the path ran at slot ``slot + j``, and its target is code ``slot + j``: one index serves both.
+        """
+        step = self.slots - state.slot[:, None]
+        fresh = (step >= 0) & (step < num_committed[:, None])
+        step = mx.clip(step, 0, rows.most - 1)
+        path = rows.paths[last]
+        row = mx.take_along_axis(path, step, axis=1)
+        codes = mx.where(fresh, mx.take_along_axis(targets, row, axis=1), state.codes)
+        drafted_as = mx.take_along_axis(path, step + 1, axis=1) + rows.first_node
+        row, at = row[None, :, None, :, None], fresh[None, :, None, :, None]
+        cache = [mx.where(at, mx.take_along_axis(x, row, axis=3), old) for x, old in zip(new, state.cache)]
+        return RoundState(
+            cache=FrameCache(*cache),
+            slot=state.slot + num_committed,
+            codes=codes,
+            origin=mx.where(fresh, drafted_as, state.origin),
+            nodes=state.nodes,
+        )
+
+
+def accept(rows: Rows, nodes: mx.array, targets: mx.array, num_left: mx.array) -> tuple[mx.array, mx.array]:
+    """The end [B] of the longest path whose every node equals its parent's target, and how many codes it commits [B].
+
+    nodes, targets: [B, N] int32; num_left: [B] codes the frame still lacks. A path commits one code per node and the
+    target of its end, which does not exist after the last codebook.
+    """
+    right = (nodes == targets[:, rows.parent]) & (rows.depth <= num_left[:, None]) | (rows.depth == 0)
+    whole = (right[:, None] | ~rows.ancestors).all(axis=-1)
+    length = mx.where(whole, rows.depth + 1, 0)
+    return mx.argmax(length, axis=1).astype(mx.int32), mx.minimum(length.max(axis=1), num_left)
