@@ -33,9 +33,7 @@ def wav_header(sample_rate: int, num_bytes: int = UNKNOWN_SIZE, num_bytes_behind
     """The 44 bytes in front of the samples of a mono 16-bit WAV; without sizes it heads a stream."""
     riff_size = UNKNOWN_SIZE if num_bytes == UNKNOWN_SIZE else 36 + num_bytes + num_bytes_behind
     form = struct.pack("<IHHIIHH", 16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)
-    return (
-        b"RIFF" + struct.pack("<I", riff_size) + b"WAVEfmt " + form + b"data" + struct.pack("<I", num_bytes)
-    )
+    return b"RIFF" + struct.pack("<I", riff_size) + b"WAVEfmt " + form + b"data" + struct.pack("<I", num_bytes)
 
 
 def choose_format(target: str, format: str | None = None) -> str:
@@ -54,9 +52,7 @@ def choose_format(target: str, format: str | None = None) -> str:
     if suffix in FORMATS and format not in (None, suffix):
         raise ValueError(f"the name {target!r} says {suffix}, the format asked for is {format}; drop one")
     if suffix not in FORMATS and format is None:
-        raise ValueError(
-            f"the name {target!r} ends in no known format; end it in one of {known}, or say which"
-        )
+        raise ValueError(f"the name {target!r} ends in no known format; end it in one of {known}, or say which")
     return format or suffix
 
 
@@ -116,9 +112,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def open_file(
-    path: str | Path, sample_rate: int, *, format: str | None = None, comment: str = ""
-) -> Iterator[Write]:
+def open_file(path: str | Path, sample_rate: int, *, format: str | None = None, comment: str = "") -> Iterator[Write]:
     """A function that writes samples to a file which appears, whole, when the block ends without an error.
 
     An existing file is replaced. Raises ValueError as choose_format does and for a folder or device, OSError
@@ -149,16 +143,18 @@ class Player:
         try:
             import sounddevice  # pyright: ignore[reportMissingImports]
         except (ImportError, OSError) as error:  # OSError: the package is there, PortAudio is not
-            raise RuntimeError(f"cannot play ({error}); pip install sounddevice, or write a file") from error
+            raise RuntimeError(f"cannot play ({error}); pip install sounddevice") from error
         try:
             self.stream = sounddevice.OutputStream(samplerate=sample_rate, channels=1, dtype="float32")
-            self.stream.start()
         except sounddevice.PortAudioError as error:
             raise RuntimeError(f"cannot play ({error}); is there a sound device?") from error
-        self.write(np.zeros(sample_rate // 10))  # devices swallow their first 50 to 100 ms
+        self.wake_up = np.zeros(sample_rate // 10, np.float32)  # devices swallow their first 50 to 100 ms
 
     def write(self, audio: np.ndarray) -> None:
         """Hand over audio [S]; returns once the device's buffer has taken it."""
+        if len(self.wake_up):
+            self.stream.start()
+            audio, self.wake_up = np.concatenate([self.wake_up, audio]), self.wake_up[:0]
         self.stream.write(np.ascontiguousarray(audio, np.float32))
 
     def __enter__(self) -> "Player":

@@ -11,8 +11,7 @@ LINE_START = re.compile(r"(?:> ?)*(?:#{1,6} |[-*+] (?:\[[ xX]\] )?)?")  # quote,
 MARKS = re.compile(r"(?<![\w*_`~])(?:[*_`]|~~)+(?=[^\s*_`~])|(?<=[^\s*_`~])(?:[*_`]|~~)+(?![\w*_`~])")
 BARS = re.compile(r" ?\|[ |]*")
 EMOJI = re.compile(
-    "[\U0001f000-\U0001faff\u2600-\u27bf\u2b00-\u2bff]"
-    "[\ufe0f\u200d\u20e3\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]*"
+    "[\U0001f000-\U0001faff\u2600-\u27bf\u2b00-\u2bff][\ufe0f\u200d\u20e3\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]*"
 )
 
 

@@ -1,0 +1,327 @@
+"""The command line, mlx-tts. Results go to stdout, everything for people to stderr.
+
+What can be checked without the weights is checked before they are loaded. Exit codes: 0 ok, 2 usage, 3 model or
+files, 4 generation, 130 cancelled (SIGINT or SIGTERM), 141 when the reader of a pipe has gone.
+"""
+
+import atexit
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from importlib import metadata
+from itertools import chain, count
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import mlx.core as mx
+import typer
+
+from . import __version__
+from .audio import FORMATS, Player, Write, choose_format, open_file, pipe_writer
+from .config import ModelError, read_config
+from .generate import Chunk, load
+from .load import resolve
+from .prompt import choose_voice
+from .sampling import MAX_SEED, Sampling
+from .text import clean as clean_text
+from .text import prepare
+from .utterance import GenerationError
+
+Tell = Callable[[str], None]
+USAGE, FILES, GENERATION, CANCELLED, PIPE_CLOSED = 2, 3, 4, 130, 141
+
+app = typer.Typer()
+
+
+class Fault(Exception):
+    """What to tell the user in one line, and the exit code."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@contextmanager
+def usage_faults() -> Iterator[None]:
+    """Inside, a ValueError is the user's mistake."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except ValueError as error:
+        raise Fault(USAGE, str(error)) from error
+
+
+def say(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def silent(message: str) -> None:
+    pass
+
+
+def option(panel: str, help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **more)
+
+
+Text = Annotated[str, typer.Argument(metavar="TEXT|-", help="What to say; - reads it from stdin.", show_default=False)]
+Output = Annotated[
+    str | None, option("Output", "File, or - for stdout; else play, or speech.wav.", "--output", "-o", metavar="FILE|-")
+]
+Format = Annotated[
+    str | None, option("Output", f"One of {', '.join(FORMATS)}; else the file's suffix.", metavar="NAME")
+]
+Force = Annotated[bool, option("Output", "Replace an existing file.", "--force")]
+Play = Annotated[bool, option("Output", "Play while speaking, also with -o.", "--play")]
+ChunkFrames = Annotated[int, option("Output", "Frames of 80 ms handed out at a time (4).", min=1, metavar="N")]
+Quiet = Annotated[bool, option("Output", "Only faults on stderr.", "--quiet", "-q")]
+Json = Annotated[bool, option("Output", "One JSON object on stdout; with -o - on stderr.", "--json")]
+Model = Annotated[str | None, option("Voice", "Model folder or hub id; else the built-in voice.", metavar="NAME")]
+Speaker = Annotated[str | None, option("Voice", "Who speaks: see mlx-tts voices.", metavar="NAME")]
+Language = Annotated[str, option("Voice", "A name such as english, a code such as en-US, or auto.", metavar="NAME")]
+Instruct = Annotated[str | None, option("Voice", "How to speak, or the voice to design, in words.", metavar="TEXT")]
+Clean = Annotated[bool, option("Voice", "Leave out markdown, emoji and web addresses.", "--clean")]
+Dtype = Annotated[Literal["float32", "bfloat16", "float16"] | None, option("Decoding", "Precision of the weights.")]
+Decode = Annotated[Literal["auto", "plain", "spec"], option("Decoding", "Speculative or not; the codes are the same.")]
+TextFeed = Annotated[Literal["full", "stream"] | None, option("Decoding", "Text at once, or a token per frame.")]
+Seed = Annotated[
+    int | None, option("Decoding", "The same seed gives the same speech.", min=0, max=MAX_SEED, metavar="N")
+]
+Frames = Annotated[int | None, option("Decoding", "Stop after this many frames of 80 ms.", metavar="N")]
+Greedy = Annotated[bool, option("Decoding", "The likeliest code each time, no sampling.", "--greedy")]
+First = Annotated[float | None, option("Decoding", "For the first code of a frame.", metavar="X")]
+FirstTopK = Annotated[int | None, option("Decoding", "For the first code of a frame; 0 is off.", metavar="N")]
+Rest = Annotated[float | None, option("Decoding", "For the other 15 codes.", metavar="X")]
+RestTopK = Annotated[int | None, option("Decoding", "For the other 15 codes; 0 is off.", metavar="N")]
+
+
+@app.command()
+def speak(
+    text: Text,
+    output: Output = None,
+    format: Format = None,
+    force: Force = False,
+    play: Play = False,
+    chunk_frames: ChunkFrames = 4,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    model: Model = None,
+    speaker: Speaker = None,
+    language: Language = "auto",
+    instruct: Instruct = None,
+    clean: Clean = False,
+    dtype: Dtype = None,
+    decode: Decode = "auto",
+    text_feed: TextFeed = None,
+    seed: Seed = None,
+    max_frames: Frames = None,
+    greedy: Greedy = False,
+    temperature: First = None,
+    top_k: FirstTopK = None,
+    top_p: First = None,
+    repetition_penalty: First = None,
+    subtalker_temperature: Rest = None,
+    subtalker_top_k: RestTopK = None,
+    subtalker_top_p: Rest = None,
+) -> None:
+    """Say TEXT into a file, a pipe or the loudspeaker."""
+    settings = {
+        **{"max_frames": max_frames, "temperature": temperature, "top_k": top_k, "top_p": top_p},
+        **{"repetition_penalty": repetition_penalty, "subtalker_temperature": subtalker_temperature},
+        **{"subtalker_top_k": subtalker_top_k, "subtalker_top_p": subtalker_top_p},
+        **({"do_sample": False, "subtalker_do_sample": False} if greedy else {}),
+    }
+    settings = {name: value for name, value in settings.items() if value is not None}
+    with usage_faults():
+        check_output(output, force)
+        format = choose_format(output or f"speech.{format or 'wav'}", format)
+        text = prepare(clean_text(read(text)) if clean else read(text))
+        Sampling(**settings)
+        folder = resolve(model)
+        config = read_config(folder)
+        voice = choose_voice(config, speaker, language, instruct)
+    tell = silent if quiet or as_json else say
+    if voice.language == "auto" and not any(map(str.isalpha, text)):
+        tell("no letters in the text to tell its language by; --language says how to read it")
+    seed = secrets.randbits(32) if seed is None else seed
+    with ExitStack() as stack:
+        writes, where = open_outputs(stack, output, format, play, config.sample_rate, f"mlx-tts seed {seed}", tell)
+        show = stack.enter_context(progress(not quiet))
+        engine = load(folder, dtype=dtype)
+        atexit.register(lambda: engine)  # keeps it: its thread must not end while Python does (MLX 0.32 aborts)
+        with usage_faults():
+            chunks = engine.stream(
+                text,
+                speaker=speaker,
+                language=language,
+                instruct=instruct,
+                seed=seed,
+                decode=None if decode == "auto" else decode,
+                sampling=replace(engine.sampling, **settings),
+                text_feed=text_feed,
+                chunk_frames=chunk_frames,
+            )
+        last = drain(chunks, writes, show)
+    report(last, {"output": where, "speaker": voice.speaker, "language": voice.language}, as_json, tell)
+    if output is None and where != "loudspeaker" and not as_json:
+        print(where)
+
+
+def read(text: str) -> str:
+    """The text, or all of stdin for "-"; bytes that are no UTF-8 are left for ``prepare`` to refuse."""
+    return sys.stdin.buffer.read().decode("utf-8", "surrogateescape") if text == "-" else text
+
+
+def check_output(output: str | None, force: bool) -> None:
+    """Raise ValueError where ``open_outputs`` would fail, or overwrite what it should not."""
+    if output is None:
+        return
+    path = Path(output)
+    if output == "-":
+        if sys.stdout.isatty():
+            raise ValueError("stdout is a terminal; pipe it into a program, or name a file with -o")
+    elif path.is_dir():
+        raise ValueError(f"{output} is a folder; name a file in it")
+    elif not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent}; create it first")
+    elif path.exists() and not force:
+        raise ValueError(f"{output} exists; --force replaces it")
+
+
+def open_outputs(
+    stack: ExitStack, output: str | None, format: str, play: bool, sample_rate: int, comment: str, tell: Tell
+) -> tuple[list[Write], str]:
+    """Where the samples go, and its name: `output`, or else the loudspeaker, or else speech.wav (speech2.wav...).
+
+    Files are entered last, so that they are complete before the last sound is waited for.
+    """
+    writes, where = [], "loudspeaker"
+    if play or output is None:
+        try:
+            writes.append(stack.enter_context(Player(sample_rate)).write)
+        except RuntimeError as error:
+            if play:
+                raise Fault(USAGE, str(error)) from error
+            names = (f"speech{number}.{format}" for number in chain([""], count(2)))
+            output = next(name for name in names if not Path(name).exists())
+            tell(f"{error}; writing {output}")
+    if output == "-":
+        writes.append(pipe_writer(sys.stdout.buffer, sample_rate, format))
+        where = "stdout"
+    elif output is not None:
+        writes.append(stack.enter_context(open_file(output, sample_rate, format=format, comment=comment)))
+        where = output
+    return writes, where
+
+
+@contextmanager
+def progress(wanted: bool) -> Iterator[Tell]:
+    """A function that shows a message on the terminal, if there is one, until the block ends."""
+    if not (wanted and sys.stderr.isatty()):
+        yield silent
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("loading") as status:
+        yield status.update
+
+
+def drain(chunks: Iterator[Chunk], writes: list[Write], show: Tell) -> Chunk:
+    """The last chunk, after every chunk's audio went to every writer."""
+    last = None
+    try:
+        for last in chunks:
+            for write in writes:
+                write(last.audio)
+            show(f"{last.stats.audio_s:.1f} s of speech, RTF {last.stats.realtime_factor:.2f}")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes at exit
+        raise typer.Exit(PIPE_CLOSED) from None
+    assert last is not None and last.is_final
+    return last
+
+
+def report(last: Chunk, facts: dict[str, str | None], as_json: bool, tell: Tell) -> None:
+    """The line, or object, that sums a run up; exits with GENERATION if the speech did not end by itself."""
+    stats = last.stats
+    if as_json:
+        facts |= {"finish_reason": last.finish_reason}
+        measured = {"audio_s": stats.audio_s, "realtime_factor": stats.realtime_factor}
+        print(json.dumps(facts | asdict(stats) | measured), file=sys.stderr if facts["output"] == "stdout" else None)
+    else:
+        tell(
+            f"{facts['output']}: {stats.frames} frames, {stats.audio_s:.2f} s of speech in {stats.total_s:.2f} s, "
+            f"RTF {stats.realtime_factor:.2f}, first sound after {stats.time_to_first_audio_s:.2f} s, seed {stats.seed}"
+        )
+    if last.finish_reason != "stop":
+        what = f"ended by {last.finish_reason} after {stats.frames} frames, before the text did"
+        raise Fault(GENERATION, f"{what}; the sound was kept; try another --seed, or more --max-frames")
+
+
+@app.command()
+def voices(model: Model = None, as_json: Json = False) -> None:
+    """List the speakers of a model, one a line."""
+    config = read_config(resolve(model))
+    print(json.dumps(config.speakers) if as_json else "\n".join(config.speakers))
+
+
+@app.command()
+def info(model: Model = None, as_json: Json = False) -> None:
+    """Show a model, and what it would run on, without loading its weights."""
+    folder = resolve(model)
+    config = read_config(folder)
+    facts = {
+        "model": str(folder),
+        "kind": config.tts_model_type,
+        "size": config.tts_model_size,
+        "speakers": config.speakers,
+        "languages": config.languages,
+        "sample_rate": config.sample_rate,
+        "frame_rate_hz": config.frame_rate_hz,
+        "codebooks": config.code_decoder.num_code_groups,
+        "device": "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu",
+        "versions": (f"mlx_rvqspec {__version__}", f"mlx {metadata.version('mlx')}"),
+    }
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        for name, value in facts.items():
+            print(f"{name:14} {', '.join(value) if isinstance(value, tuple) else value}")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    """Text to speech with Qwen3-TTS on MLX. Try: mlx-tts speak "Hello." -o hello.wav"""
+    if version:
+        print(__version__)
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main() -> NoReturn:
+    """Run the command line and exit; a fault is one line on stderr."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: a half-written file is removed
+    try:
+        sys.exit(app(standalone_mode=False))
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(CANCELLED)
+    except Fault as error:
+        code, fault = error.code, str(error)
+    except GenerationError as error:
+        code, fault = GENERATION, str(error)
+    except (ModelError, OSError) as error:
+        code, fault = FILES, str(error)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # what typer's own exceptions have: it is the command line
+            raise
+        code, fault = USAGE, error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
+    line = " ".join(fault.split())
+    say(json.dumps({"error": line, "exit_code": code}) if "--json" in sys.argv else f"mlx-tts: {line}")
+    sys.exit(code)

@@ -1,0 +1,278 @@
+"""mlx-tts on the tiny checkpoint: what it writes where, what it refuses, and how it ends."""
+
+import io
+import json
+import os
+import pty
+import shutil
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+import soundfile
+from conftest import TINY
+
+from mlx_rvqspec import cli
+from mlx_rvqspec.audio import to_pcm16
+from mlx_rvqspec.generate import load
+
+SEED = 3  # with ryan and "Hello.": 7 frames, then the end
+VOICE = ["--model", TINY, "--speaker", "ryan"]
+HELLO = ["speak", "Hello.", *VOICE, "--seed", SEED]
+LONG = ["speak", "Hello.", *VOICE, "--greedy"]  # 127 frames
+
+
+@pytest.fixture(scope="module")
+def hello():
+    return load(TINY).speak("Hello.", speaker="ryan", seed=SEED, chunk_frames=4)
+
+
+@pytest.fixture
+def run(monkeypatch, capfdbinary, tmp_path):
+    """A function that runs mlx-tts in this process, in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, stdin=b""):
+        monkeypatch.setattr(sys, "argv", ["mlx-tts", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        sys.stdout.flush()
+        out, err = capfdbinary.readouterr()
+        return end.value.code or 0, out, err.decode()
+
+    return run
+
+
+@pytest.fixture
+def unloadable(tmp_path):
+    """The tiny model without its weights: whoever gets to loading them fails with exit code 3."""
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.npz"))
+    return folder
+
+
+def samples(data):
+    return soundfile.read(io.BytesIO(data) if isinstance(data, bytes) else data, dtype="int16")[0]
+
+
+def test_a_file_holds_the_same_samples_as_the_engine_gives(run, hello, tmp_path):
+    code, out, err = run(*HELLO, "-o", "hello.wav")
+    assert (code, out) == (0, b"")
+    assert np.array_equal(samples("hello.wav"), to_pcm16(hello.audio))
+    assert [path.name for path in tmp_path.iterdir()] == ["hello.wav"]
+    assert err.startswith("hello.wav: 7 frames, 0.56 s of speech in ") and err.endswith(", seed 3\n")
+    with soundfile.SoundFile("hello.wav") as sound:
+        assert sound.comment == "mlx-tts seed 3"
+
+
+@pytest.mark.parametrize("format", ["wav", "pcm"])
+def test_a_pipe_gets_the_same_samples_and_nothing_else(run, hello, format):
+    code, out, err = run(*HELLO, "-o", "-", "--format", format)
+    assert code == 0
+    assert np.array_equal(samples(out) if format == "wav" else np.frombuffer(out, "<i2"), to_pcm16(hello.audio))
+    assert err.startswith("stdout: 7 frames")
+
+
+def test_text_comes_from_stdin(run, hello):
+    code, _, _ = run("speak", "-", *HELLO[2:], "-o", "a.wav", stdin=b"\xef\xbb\xbfHello.\r\n")
+    assert code == 0 and np.array_equal(samples("a.wav"), to_pcm16(hello.audio))
+
+
+def test_a_drawn_seed_is_told_and_repeats_the_speech(run):
+    arguments = ["speak", "Hi", *VOICE, "--max-frames", 3, "--json", "-o"]
+    _, out, _ = run(*arguments, "a.wav")
+    run(*arguments, "b.wav", "--seed", json.loads(out)["seed"])
+    assert np.array_equal(samples("a.wav"), samples("b.wav"))
+
+
+def test_json_is_one_object_on_stdout(run):
+    code, out, err = run(*HELLO, "-o", "a.wav", "--json", "--language", "en-US")
+    facts = json.loads(out)
+    assert (code, err) == (0, "")
+    assert {"output": "a.wav", "seed": 3, "speaker": "ryan", "language": "english"}.items() <= facts.items()
+    assert facts["finish_reason"] == "stop" and facts["realtime_factor"] > 0 and facts["frames"] > 0
+
+
+def test_json_makes_room_for_piped_sound(run):
+    _, out, err = run(*HELLO, "-o", "-", "--json")
+    assert out.startswith(b"RIFF") and json.loads(err)["output"] == "stdout"
+
+
+def test_quiet_says_nothing(run):
+    assert run(*HELLO, "-o", "a.wav", "--quiet") == (0, b"", "")
+
+
+def test_without_a_player_the_next_free_file_is_written_and_named(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+    assert run(*HELLO)[:2] == (0, b"speech.wav\n")
+    code, out, err = run(*HELLO, "--format", "flac")
+    assert (code, out) == (0, b"speech.flac\n")
+    code, out, err = run(*HELLO)
+    assert (code, out) == (0, b"speech2.wav\n")
+    assert "cannot play" in err and "pip install sounddevice" in err
+    assert run(*HELLO, "--play")[0] == 2
+
+
+def test_sampling_options_reach_the_engine(run):
+    engine = load(TINY)
+    greedy = cli.replace(engine.sampling, do_sample=False, subtalker_do_sample=False, max_frames=4)
+    expected = engine.speak("Hello.", speaker="ryan", sampling=greedy, text_feed="stream", chunk_frames=3)
+    code, _, err = run(
+        *HELLO, "-o", "a.wav", "--greedy", "--max-frames", 4, "--text-feed", "stream", "--chunk-frames", 3
+    )
+    assert code == 4 and np.array_equal(samples("a.wav"), to_pcm16(expected.audio))
+
+
+def test_speech_that_does_not_end_is_kept_with_its_own_exit_code(run):
+    code, _, err = run(*HELLO, "-o", "a.wav", "--max-frames", 5)
+    assert code == 4 and "length after 5 frames" in err.splitlines()[-1]
+    assert len(samples("a.wav")) == 5 * 1920
+
+
+def test_clean_removes_markdown_before_speaking(run):
+    code, _, _ = run("speak", "# **Hello.** 🙂", *HELLO[2:], "-o", "a.wav", "--clean")
+    run(*HELLO, "-o", "b.wav")
+    assert code == 0 and np.array_equal(samples("a.wav"), samples("b.wav"))
+
+
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (["", "-o", "a.wav"], "text is empty"),
+        (["\u200b", "-o", "a.wav"], "text is empty"),
+        (["-", "-o", "a.wav"], "text is empty"),
+        (["...", "-o", "a.wav"], "nothing to say"),
+        (["🙂", "--clean", "-o", "a.wav"], "text is empty"),
+        (["Hi", "-o", "a.xyz"], "no known format"),
+        (["Hi", "-o", "a"], "no known format"),
+        (["Hi", "-o", "a.wav", "--format", "flac"], "drop one"),
+        (["Hi", "--format", "m4a"], "unknown format"),
+        (["Hi", "-o", "-", "--format", "mp3"], "cannot be piped"),
+        (["Hi", "-o", "old.wav"], "old.wav exists; --force"),
+        (["Hi", "-o", "model"], "is a folder"),
+        (["Hi", "-o", "missing/a.wav"], "no folder missing"),
+        (["Hi", "-o", "old.wav/a.wav"], "no folder old.wav"),
+        (["Hi", "-o", "a.wav", "--speaker", "cedar"], "this model has serena, vivian"),
+        (["Hi", "-o", "a.wav", "--speaker", "rian"], "did you mean ryan?"),
+        (["Hi", "-o", "a.wav", "--language", "klingon"], "expected auto, english"),
+        (["Hi", "-o", "a.wav", "--instruct", "sad"], "ignores instructions"),
+        (["Hi", "-o", "a.wav", "--top-p", "2"], "top_p is 2.0"),
+        (["Hi", "-o", "a.wav", "--temperature", "-1"], "temperature"),
+        (["Hi", "-o", "a.wav", "--max-frames", "0"], "max_frames is 0"),
+        (["Hi", "-o", "a.wav", "--seed", "-1"], "--seed"),
+        (["Hi", "-o", "a.wav", "--chunk-frames", "0"], "--chunk-frames"),
+        (["Hi", "-o", "a.wav", "--decode", "fast"], "--decode"),
+        (["Hi", "-o", "a.wav", "--nonsense"], "--nonsense"),
+        ([], "TEXT"),
+    ],
+)
+def test_a_usage_fault_is_one_line_before_the_weights_load(run, unloadable, tmp_path, arguments, reason):
+    (tmp_path / "old.wav").write_bytes(b"old")
+    speaker = [] if "--speaker" in arguments else ["--speaker", "ryan"]
+    code, out, err = run("speak", *arguments, "--model", unloadable, *speaker)
+    assert (code, out) == (2, b"")
+    assert err.startswith("mlx-tts: ") and err.count("\n") == 1 and reason in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "old.wav"]
+    assert (tmp_path / "old.wav").read_bytes() == b"old"
+
+
+def test_names_match_without_case_spaces_and_dashes(run):
+    for name in ("RYAN", "Ono Anna", "ono-anna"):
+        code, out, _ = run(
+            "speak", "Hi", "--model", TINY, "--speaker", name, "--max-frames", 2, "--json", "-o", f"{name}.wav"
+        )
+        assert json.loads(out)["speaker"] == name.lower().replace(" ", "_").replace("-", "_")
+
+
+@pytest.mark.parametrize("model", ["missing", "folder", "file", "unloadable"])
+def test_a_model_that_cannot_be_used_is_one_line_and_leaves_nothing(run, unloadable, tmp_path, model):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    name = unloadable if model == "unloadable" else model
+    before = sorted(tmp_path.iterdir())
+    code, out, err = run("speak", "Hi", "--model", name, "--speaker", "ryan", "-o", "a.wav")
+    assert (code, out) == (3, b"") and err.startswith("mlx-tts: ") and err.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_faults_are_json_too(run):
+    code, _, err = run("speak", "", "--json", "-o", "a.wav")
+    assert json.loads(err) == {"error": "text is empty", "exit_code": code} and code == 2
+
+
+def test_force_replaces_a_file(run, hello, tmp_path):
+    (tmp_path / "a.wav").write_bytes(b"old")
+    assert run(*HELLO, "-o", "a.wav", "--force")[0] == 0
+    assert len(samples("a.wav")) == len(hello.audio)
+
+
+def test_digits_alone_are_spoken_with_a_hint(run):
+    code, _, err = run("speak", "1 2 3", *HELLO[2:], "-o", "a.wav", "--max-frames", 2)
+    assert code == 4 and "--language" in err.splitlines()[0]
+    assert "no letters" not in run("speak", "1", *HELLO[2:], "-o", "b.wav", "--max-frames", 2, "--language", "en")[2]
+
+
+def test_voices_are_one_a_line(run, unloadable):
+    code, out, _ = run("voices", "--model", unloadable)
+    assert code == 0 and out.split()[:4] == [b"serena", b"vivian", b"uncle_fu", b"ryan"]
+    assert json.loads(run("voices", "--model", unloadable, "--json")[1])[3] == "ryan"
+
+
+def test_info_reads_no_weights(run, unloadable):
+    code, out, _ = run("info", "--model", unloadable)
+    assert code == 0 and b"speakers       serena, vivian" in out
+    facts = json.loads(run("info", "--model", unloadable, "--json")[1])
+    assert facts["sample_rate"] == 24000 and facts["kind"] == "custom_voice"
+
+
+def test_help_fits_a_screen_and_names_the_commands(run):
+    for arguments in ([], ["--help"]):
+        code, out, _ = run(*arguments)
+        assert code == 0 and len(out.splitlines()) <= 24
+        assert all(word in out for word in (b"speak", b"voices", b"info", b"hello.wav"))
+
+
+def test_sound_is_not_written_to_a_terminal(start):
+    ours, theirs = pty.openpty()
+    process = start(*HELLO, "-o", "-", stdout=theirs)
+    _, err = process.communicate(timeout=60)
+    os.close(theirs)
+    assert process.returncode == 2 and b"stdout is a terminal" in err
+    os.close(ours)
+
+
+def test_progress_is_shown_on_a_terminal_only(start):
+    ours, theirs = pty.openpty()
+    process = start(*HELLO, "-o", "a.wav", stderr=theirs)
+    process.communicate(timeout=60)
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16)
+    os.close(ours)
+    assert process.returncode == 0 and b"loading" in shown and b"seed 3" in shown
+    _, err = start(*HELLO, "-o", "b.wav").communicate(timeout=60)
+    assert b"loading" not in err and b"seed 3" in err
+
+
+def test_a_reader_that_leaves_ends_the_run_without_a_traceback(start):
+    process = start(*LONG, "-o", "-")
+    assert process.stdout.read(1000).startswith(b"RIFF")
+    process.stdout.close()
+    assert process.wait(timeout=60) == 141
+    assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", ["a.wav", "a.ogg"])
+def test_a_cancelled_run_leaves_no_file(start, tmp_path, number, name):
+    process = start(*LONG, "-o", name)
+    deadline = time.monotonic() + 60
+    while not any(part.stat().st_size > 4000 for part in tmp_path.glob("*.part")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and err == b""
+    assert not list(tmp_path.iterdir())
