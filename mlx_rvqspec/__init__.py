@@ -3,6 +3,6 @@
 from .config import ModelError
 from .generate import Chunk, Engine, GenerationError, Speech, load
 from .sampling import Sampling
+from .version import __version__
 
-__version__ = "0.1.0"
-__all__ = ["Chunk", "Engine", "GenerationError", "ModelError", "Sampling", "Speech", "load"]
+__all__ = ["Chunk", "Engine", "GenerationError", "ModelError", "Sampling", "Speech", "__version__", "load"]

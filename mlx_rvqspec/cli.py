@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal, NoReturn
 import mlx.core as mx
 import typer
 
-from . import __version__
 from .audio import FORMATS, Player, Write, choose_format, open_file, pipe_writer
 from .config import ModelError, read_config
 from .generate import Chunk, load
@@ -31,6 +30,7 @@ from .sampling import MAX_SEED, Sampling
 from .text import clean as clean_text
 from .text import prepare
 from .utterance import GenerationError
+from .version import __version__
 
 Tell = Callable[[str], None]
 USAGE, FILES, GENERATION, CANCELLED, PIPE_CLOSED = 2, 3, 4, 130, 141
