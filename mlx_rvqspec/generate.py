@@ -7,7 +7,7 @@ Requests interleave between chunks; they share no state.
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cache
@@ -147,7 +147,7 @@ class Engine:
         sampling: Sampling | None = None,
         text_feed: str | None = None,
         chunk_frames: int = 4,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Speech in chunks of ``chunk_frames`` x 80 ms, each yielded as soon as it is made; the last is_final.
 
         speaker: one of ``speakers``, may be left out where there is only one; language: "auto", a name or a code
@@ -170,7 +170,7 @@ class Engine:
             raise ValueError(f"chunk_frames is {chunk_frames}; expected 1 or more")
         return self._pump(self._chunks(text, voice, seed, sampling or self.sampling, feed, chunk_frames))
 
-    def _pump(self, chunks: Generator[Chunk, None, None]) -> Iterator[Chunk]:
+    def _pump(self, chunks: Generator[Chunk, None, None]) -> Generator[Chunk, None, None]:
         """Run a generator on the owner thread, one step per item, and close it there when the caller is done."""
         try:
             while chunk := owner().run(lambda: next(chunks, None)):

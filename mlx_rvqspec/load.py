@@ -66,20 +66,19 @@ def resolve(model: str | Path | None) -> Path:
 def _from_hub(repo: str) -> Path:
     from huggingface_hub import snapshot_download  # not needed for folders, and slow to import
 
-    try:
-        folder = Path(snapshot_download(repo, allow_patterns=HUB_FILES, local_files_only=True))
-        if is_complete(folder):
-            return folder
-    except Exception:  # not cached: the hub library has several errors for that
-        pass
-    try:
-        return Path(snapshot_download(repo, allow_patterns=HUB_FILES))
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"{repo} is not complete in the local cache and cannot be downloaded ({reason}); "
-            f"with a network run: hf download {repo}"
-        ) from None
+    reason = "files are missing in it"
+    for local in (True, False):
+        try:
+            folder = Path(snapshot_download(repo, allow_patterns=HUB_FILES, local_files_only=local))
+        except Exception as error:  # the hub library and its transports have many of their own
+            reason = str(error).strip().split("\n")[0] or type(error).__name__
+        else:
+            if is_complete(folder):
+                return folder
+    raise ModelError(
+        f"{repo} is not complete in the local cache and cannot be downloaded ({reason}); "
+        f"where there is a network run: hf download {repo}"
+    )
 
 
 def is_complete(folder: Path) -> bool:
@@ -146,16 +145,21 @@ def read_weights(folder: Path) -> dict[str, mx.array]:
 
 def fingerprint(folder: Path) -> str:
     """What a drafter is fitted to: SHA-256 over the MultiCodeDecoder's norms and first head as stored."""
-    digest = hashlib.sha256()
+    places = {}
     for path in weight_files(folder):
         header, start = read_header(path)
-        with path.open("rb") as file:
-            for name in sorted(header):
-                if "code_predictor" in name and ("norm" in name or "lm_head.0." in name):
-                    begin, end = header[name]["data_offsets"]
-                    file.seek(start + begin)
-                    digest.update(name.encode() + file.read(end - begin))
+        places.update({name: (path, start + begin, end - begin) for name, begin, end in _byte_ranges(header)})
+    digest = hashlib.sha256()
+    for name, (path, begin, size) in sorted(places.items()):
+        if "code_predictor" in name and ("norm" in name or "lm_head.0." in name):
+            with path.open("rb") as file:
+                file.seek(begin)
+                digest.update(name.encode() + file.read(size))
     return digest.hexdigest()
+
+
+def _byte_ranges(header: dict[str, Any]) -> list[tuple[str, int, int]]:
+    return [(name, *entry["data_offsets"]) for name, entry in header.items()]
 
 
 def _fill(module: nn.Module, weights: dict[str, mx.array], dtype: mx.Dtype, where: Path) -> None:
@@ -163,7 +167,7 @@ def _fill(module: nn.Module, weights: dict[str, mx.array], dtype: mx.Dtype, wher
     try:
         module.load_weights([(name, value.astype(dtype)) for name, value in weights.items()], strict=True)
     except ValueError as error:
-        raise ModelError(f"{where}: {error}") from None
+        raise ModelError(f"{where}: {' '.join(str(error).split())}") from None
     module.eval()
     mx.eval(module.parameters())
 

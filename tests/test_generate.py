@@ -81,7 +81,7 @@ def test_first_chunk_comes_before_the_rest_is_made(engine: Engine, monkeypatch: 
     stream = engine.stream(TEXT, speaker="ryan", seed=6, sampling=SHORT, chunk_frames=2)
     next(stream)
     assert len(enqueued) <= 2 + Utterance.ahead + 1
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
 
 
 def test_closed_and_interleaved_streams_leave_no_trace(engine: Engine) -> None:
