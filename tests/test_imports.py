@@ -8,11 +8,13 @@ ORDER = [
     {"version", "config", "sampling", "audio", "text", "spec_decode.stats", "spec_decode.tree"},
     {"layers", "cache", "speech_decoder.layers", "speech_decoder.quantizer"},
     {"code_decoder", "multi_code_decoder", "speech_decoder.decoder"},
-    {"model"},
+    {"model", "spec_decode.drafter"},
     {"load", "prompt", "spec_decode.rounds"},
     {"spec_decode.frames"},
     {"utterance"},
-    {"generate"},
+    {"generate", "fit.collect"},
+    {"fit.offsets", "fit.grow_tree", "fit.device"},
+    {"fit.run"},
     {"cli"},
 ]
 RANK = {m: i for i, row in enumerate(ORDER) for m in row}

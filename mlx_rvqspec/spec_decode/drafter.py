@@ -1,0 +1,264 @@
+"""Drafters: guesses for the next codes of a frame, from its newest state and the model's own frozen heads.
+
+The draft for the code ``depth`` places after slot q is head ``q + depth`` on
+
+    state(q) + hidden_offset[q, depth] + memory_out @ sum over lag of memory_in[lag] @ e(code q + depth - lag)
+
+where the codes after the newest one are this draft's own best guesses. With one offset per depth for all slots, no
+memory, and candidates ranked by probability, this is the paper's method. Ranked by ``noise``, a candidate's score
+is the verifier's: the filtered logits plus temperature times the very noise row that will choose the code, so a
+good draft is right at any temperature. No drafter changes a code; a bad one only wastes rows.
+"""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import reduce
+from importlib import metadata
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..config import ModelError
+from ..multi_code_decoder import MultiCodeDecoder
+from ..sampling import keep_likely
+from .tree import Tree
+
+VERSION = 1
+FILE = "drafter.safetensors"
+RANKINGS = ("probability", "noise")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a drafter computes; the paper's method is Form(3, 1, 0, 0, 0, "probability")."""
+
+    num_depths: int
+    num_positions: int  # 1: every slot has the same offsets; 15: each its own
+    num_lags: int  # codes before the drafted one that are remembered
+    memory_size: int  # 0: the codes are not looked at
+    first_size: int  # width of the map that drafts a frame's first codes; 0: they are not drafted
+    ranking: str
+
+    def shapes(self, width: int, input_size: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the tensors, for a MultiCodeDecoder's width and that of its embeddings."""
+        shapes: dict[str, tuple[int, ...]] = {"hidden_offset": (self.num_positions, self.num_depths, width)}
+        if self.memory_size:
+            shapes |= {"memory_in": (self.num_lags, self.memory_size, input_size)}
+            shapes |= {"memory_out": (width, self.memory_size)}
+        if self.first_size:
+            shapes |= {"first_offset": (self.num_depths, width)}
+            shapes |= {"first_in": (self.first_size, 2 * input_size), "first_out": (width, self.first_size)}
+        return shapes
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """A fitted drafter: the tensors of ``form.shapes`` and, by rows per round, the trees of ``rounds.Rounds``.
+
+    trees: the tree, and that of a frame's first round, which drafts nothing where ``form.first_size`` is 0.
+    facts: what it was fitted on and what it reached, for people and for the choice of a tree.
+    """
+
+    form: Form
+    weights: Mapping[str, mx.array]
+    trees: Mapping[int, tuple[Tree, Tree]]
+    model_name: str
+    fingerprint: str
+    facts: Mapping[str, Any]
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(weight.size for weight in self.weights.values())
+
+    def proposer(
+        self, decoder: MultiCodeDecoder, sampling_form: tuple[int, bool], tree: Tree, first_tree: Tree
+    ) -> "OffsetProposer":
+        """What proposes the candidates of these trees when codes are sampled in this form."""
+        num_candidates = max((*tree.num_candidates, *first_tree.num_candidates), default=1)
+        return OffsetProposer(self, decoder, sampling_form, tree.num_depths, first_tree.num_depths, num_candidates)
+
+
+class OffsetProposer:
+    """The ``rounds.Proposer`` of a drafter. Pure; everything that does not change is folded into tables here."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        decoder: MultiCodeDecoder,
+        sampling_form: tuple[int, bool],
+        num_depths: int,
+        num_first_depths: int,
+        num_candidates: int,
+    ) -> None:
+        self.form, self.sampling_form, self.num_candidates = drafter.form, sampling_form, num_candidates
+        heads = decoder.lm_head.weight
+        weights = {name: weight.astype(heads.dtype) for name, weight in drafter.weights.items()}
+        num_codes, V, D = heads.shape
+        self.heads = heads.swapaxes(-1, -2)
+        self.offsets = mx.broadcast_to(weights["hidden_offset"][:, :num_depths], (num_codes, num_depths, D))
+        # row q: the heads of codebooks q+1.., the last one where there are no more
+        depths = mx.arange(max(num_depths, num_first_depths))
+        self.books = mx.minimum(mx.arange(num_codes + 1)[:, None] + depths, num_codes - 1).astype(mx.uint32)
+        if self.form.memory_size:
+            self.memory_in = weights["memory_in"].reshape(-1, weights["memory_in"].shape[-1]).T
+            self.memory_heads = (heads @ weights["memory_out"]).swapaxes(-1, -2)
+            self.memory_table = (decoder.model.codec_embedding.weight @ self.memory_in).reshape(num_codes * V, -1)
+            self.first_row = mx.arange(num_codes, dtype=mx.uint32) * V
+        if self.form.first_size:
+            self.first_in, self.first_out = weights["first_in"].T, weights["first_out"].T
+            self.first_offset = weights["first_offset"][:num_first_depths]
+        # a table that is still a graph would be computed again in every compiled call that captures it
+        mx.eval([value for value in vars(self).values() if isinstance(value, mx.array)])
+
+    def propose(self, state: mx.array, newest: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
+        """Candidates [B, K, M] int32 for codebooks slot+1..slot+K, best first; see ``rounds.Proposer``."""
+        base = state[:, None] + self.offsets[slot - 1]
+        memory = [newest @ self.memory_in] if self.form.memory_size else []
+        return self._candidates(base, memory, self.books[slot], noise, knobs)
+
+    def propose_first(self, hidden: mx.array, first: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
+        """Candidates [B, K, M] for codebooks 1..K from the inputs of slots 0 and 1."""
+        inner = nn.silu(mx.concatenate([hidden, first], axis=-1) @ self.first_in)
+        base = (inner @ self.first_out)[:, None] + self.first_offset
+        books = mx.broadcast_to(self.books[:1], (len(base), self.books.shape[1]))
+        return self._candidates(base, [], books, noise, knobs)
+
+    def _candidates(
+        self, base: mx.array, memory: list[mx.array], books: mx.array, noise: mx.array, knobs: mx.array
+    ) -> mx.array:
+        """base: [B, K, D] draft states without memory; memory: what each known code leaves, [B, lags x size]."""
+        books = books[:, : base.shape[1]]
+        logits = mx.gather_mm(base[:, :, None], self.heads, rhs_indices=books)[:, :, 0].astype(mx.float32)
+        noise = mx.take_along_axis(noise, books[..., None], axis=1)
+        if not self.form.memory_size:
+            return self._best(self._scores(logits, noise, knobs))
+        scores = []
+        for depth in range(base.shape[1]):
+            row = logits[:, depth]
+            if memory:
+                recalled = self._recall(memory)[:, None]
+                row = row + mx.gather_mm(recalled, self.memory_heads, rhs_indices=books[:, depth])[:, 0]
+            scores.append(self._scores(row, noise[:, depth], knobs))
+            guess = mx.argmax(scores[-1], axis=-1) + self.first_row[books[:, depth]]
+            memory = [*memory, self.memory_table[guess]]
+        return self._best(mx.stack(scores, axis=1))
+
+    def _recall(self, memory: list[mx.array]) -> mx.array:
+        """The sum over lags [B, memory_size]: the newest code gives its first part, the one before its second."""
+        size = self.form.memory_size
+        lags = zip(reversed(memory), range(self.form.num_lags))
+        return reduce(mx.add, (past[:, lag * size : (lag + 1) * size] for past, lag in lags))
+
+    def _scores(self, logits: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
+        if self.form.ranking == "probability":
+            return logits
+        return keep_likely(logits, self.sampling_form, knobs) + knobs[0] * noise
+
+    def _best(self, scores: mx.array) -> mx.array:
+        if self.num_candidates == 1:
+            return mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32)
+        return mx.argsort(-scores, axis=-1)[..., : self.num_candidates].astype(mx.int32)
+
+
+def save(drafter: Drafter, path: Path) -> None:
+    """Write a drafter file, whole or not at all: safetensors, with everything else as JSON in its metadata."""
+    about = {
+        "version": VERSION,
+        "form": asdict(drafter.form),
+        "trees": [[tree.to_json(), first.to_json()] for tree, first in drafter.trees.values()],
+        "model_name": drafter.model_name,
+        "fingerprint": drafter.fingerprint,
+        "facts": dict(drafter.facts),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{os.getpid()}.{path.name}")  # mx.save_safetensors insists on the suffix
+    try:
+        mx.save_safetensors(str(part), dict(drafter.weights), metadata={"drafter": json.dumps(about)})
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def load(path: Path, decoder: MultiCodeDecoder, fingerprint: str) -> Drafter:
+    """The drafter in a file, for the model with this fingerprint.
+
+    Raises ModelError for a file that is missing, damaged, of another version, or fitted for another model.
+    """
+    try:
+        weights, texts = cast(Any, mx.load(str(path), return_metadata=True))
+        about = json.loads(texts["drafter"])
+        if about["version"] != VERSION:
+            raise ModelError(f"{path} is a drafter of version {about['version']}, expected {VERSION}; run mlx-tts fit")
+        form = Form(**about["form"])
+        pairs = [(Tree.from_json(tree), Tree.from_json(first)) for tree, first in about["trees"]]
+        trees = {tree.num_nodes: (tree, first) for tree, first in pairs}
+        drafter = Drafter(form, weights, trees, about["model_name"], about["fingerprint"], about["facts"])
+    except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{path} cannot be read as a drafter ({error}); run mlx-tts fit to make one") from None
+    if drafter.fingerprint != fingerprint:
+        raise ModelError(
+            f"{path} was fitted for {drafter.model_name} ({drafter.fingerprint[:12]}), not for this model "
+            f"({fingerprint[:12]}); run mlx-tts fit, or choose drafter 'none'"
+        )
+    _check(drafter, decoder, path)
+    return drafter
+
+
+def _check(drafter: Drafter, decoder: MultiCodeDecoder, path: Path) -> None:
+    form = drafter.form
+    num_codes, _, width = decoder.lm_head.weight.shape
+    expected = form.shapes(width, decoder.model.codec_embedding.weight.shape[-1])
+    found = {name: weight.shape for name, weight in drafter.weights.items()}
+    deepest = max((tree.num_depths for pair in drafter.trees.values() for tree in pair), default=0)
+    drafts_first = any(first.num_depths for _, first in drafter.trees.values())
+    if found != expected:
+        raise ModelError(f"{path} holds the tensors {found}, expected {expected}; run mlx-tts fit")
+    legal = form.ranking in RANKINGS and form.num_positions in (1, num_codes) and deepest <= form.num_depths
+    if not legal or drafts_first and not form.first_size:
+        raise ModelError(f"{path} describes an impossible drafter, {form} with {deepest} depths; run mlx-tts fit")
+
+
+def find(folder: Path, decoder: MultiCodeDecoder, fingerprint: str, drafter: str | Path | None) -> Drafter | None:
+    """The drafter for a model in ``folder``: the given file; "none"; or when None, the user's own or the shipped one.
+
+    Raises ModelError for a file that cannot be used: speech never becomes slower without a word.
+    """
+    if drafter is not None:
+        return None if drafter == "none" else load(Path(drafter).expanduser(), decoder, fingerprint)
+    places = (cache_folder() / fingerprint / FILE, folder / FILE)
+    return next((load(path, decoder, fingerprint) for path in places if path.is_file()), None)
+
+
+def cache_folder() -> Path:
+    """Where fitted drafters and measured costs are kept for this user."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "mlx-rvqspec"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx-rvqspec"
+
+
+def rows_file(fingerprint: str) -> Path:
+    """Where ``fit.device`` notes how many rows a round of this model should have, by device."""
+    return cache_folder() / fingerprint / "rows.json"
+
+
+def device_name(dtype: mx.Dtype, compiled: bool) -> str:
+    """What the time of a round depends on, besides the model."""
+    device, how = mx.default_device(), "compiled" if compiled else "uncompiled"
+    return f"{platform.machine()} {device} {dtype} {how} mlx {metadata.version('mlx')}"
+
+
+def rows_for(drafter: Drafter, device: str) -> int:
+    """Rows per round: the size measured to be best on this device, else the drafter's own default."""
+    try:
+        num_nodes = json.loads(rows_file(drafter.fingerprint).read_text())[device]["num_nodes"]
+    except (OSError, ValueError, KeyError, TypeError):  # not measured, or by another version: it is only a cache
+        num_nodes = drafter.facts["num_nodes"]
+    return num_nodes if num_nodes in drafter.trees else drafter.facts["num_nodes"]
