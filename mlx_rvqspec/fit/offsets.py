@@ -1,0 +1,103 @@
+"""Fitting a drafter: cross-entropy of the frozen heads on draft states, for all slots and depths at once.
+
+The target is the verifier's own filtered distribution, of which the codes are samples: the same optimum as
+cross-entropy against the codes, with less noise. Codes between slot and target are the true ones (teacher forcing).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.optimizers import Adam, cosine_decay
+
+from ..multi_code_decoder import MultiCodeDecoder
+from ..sampling import Choice, keep_likely
+from ..spec_decode.drafter import Form
+from .collect import Frames
+
+Weights = dict[str, mx.array]
+Drafts = Callable[[Weights, Frames], Iterator[tuple[int, mx.array]]]
+
+
+def initial_weights(form: Form, decoder: MultiCodeDecoder, key: mx.array) -> Weights:
+    """Weights that draft with no offset; the inner halves of the maps are random, or nothing would ever move."""
+    width, input_size = decoder.lm_head.weight.shape[-1], decoder.model.codec_embedding.weight.shape[-1]
+    weights = {}
+    for name, shape in form.shapes(width, input_size).items():
+        key, own = mx.random.split(key)
+        inner = name.endswith("_in")
+        weights[name] = mx.random.normal(shape, key=own) * shape[-1] ** -0.5 if inner else mx.zeros(shape)
+    return weights
+
+
+def offset_drafts(form: Form, weights: Weights, frames: Frames) -> Iterator[tuple[int, mx.array]]:
+    """(first codebook c, draft states [M, n, D] of codebooks c..c+n-1): the formula of ``spec_decode.drafter``."""
+    num_codes = frames.codes.shape[1] - 1
+    offsets = mx.broadcast_to(weights["hidden_offset"], (num_codes, *weights["hidden_offset"].shape[1:]))
+    inner = weights["memory_in"] if form.memory_size else []
+    # by lag, [M, 16, D]: what each code adds to drafts of the code that far behind it
+    remembered = [frames.embedded @ row.T @ weights["memory_out"].T for row in inner]
+    for depth in range(1, form.num_depths + 1):
+        n = num_codes - depth
+        drafts = frames.states[:, 1 : n + 1] + offsets[:n, depth - 1]
+        for lag, past in enumerate(remembered[:depth], start=1):
+            drafts = drafts + past[:, 1 + depth - lag : 1 + depth - lag + n]
+        yield 1 + depth, drafts
+    if form.first_size:
+        inputs = mx.concatenate([frames.hidden, frames.embedded[:, 0]], axis=-1)
+        base = nn.silu(inputs @ weights["first_in"].T) @ weights["first_out"].T
+        for depth in range(1, form.num_depths + 1):
+            drafts = base + weights["first_offset"][depth - 1]
+            for lag, past in enumerate(remembered[: depth - 1], start=1):
+                drafts = drafts + past[:, depth - lag]
+            yield depth, drafts[:, None]
+
+
+def fit(
+    decoder: MultiCodeDecoder,
+    frames: Frames,
+    weights: Weights,
+    drafts: Drafts,
+    choice: Choice,
+    *,
+    seed: int,
+    num_steps: int,
+    batch: int = 128,
+    learning_rate: float = 1e-2,
+    progress: Callable[[int, mx.array], None] = lambda step, loss: None,
+) -> Weights:
+    """The weights after ``num_steps`` of Adam on random batches of frames; ``drafts`` is what they compute.
+
+    choice: the sampler's settings, whose distribution is to be matched. progress is told the step and its loss.
+    """
+    heads = decoder.lm_head.weight.astype(mx.float32).swapaxes(-1, -2)
+    temperature, knobs = choice.temperature or 1.0, choice.knobs
+
+    def loss_of(weights: Weights, frames: Frames) -> mx.array:
+        # [15, M, V]: the state at slot q is what codebook q is chosen from
+        logits = frames.states[:, 1:].swapaxes(0, 1) @ heads
+        target = mx.softmax(keep_likely(logits, choice.form, knobs) / temperature, axis=-1)
+        losses = []
+        for book, states in drafts(weights, frames):
+            books = slice(book - 1, book - 1 + states.shape[1])
+            logits = states.swapaxes(0, 1) @ heads[books] / temperature
+            cross = mx.logsumexp(logits, axis=-1) - (target[books] * logits).sum(axis=-1)
+            losses.append(cross.mean())
+        return mx.stack(losses).mean()
+
+    step = mx.value_and_grad(loss_of)
+    optimizer = Adam(cosine_decay(learning_rate, num_steps))
+    key = mx.random.key(seed)
+    for number in range(num_steps):
+        key, own = mx.random.split(key)
+        rows = mx.random.randint(0, len(frames), (batch,), key=own)
+        loss, gradients = step(weights, frames.take(rows))
+        weights = optimizer.apply_gradients(gradients, weights)
+        mx.eval(weights, optimizer.state)  # or the graph of all steps would be kept
+        progress(number + 1, loss)
+    return weights
+
+
+def as_constants(weights: Mapping[str, mx.array]) -> Weights:
+    """The weights as a drafter stores them."""
+    return {name: value.astype(mx.float16) for name, value in weights.items()}

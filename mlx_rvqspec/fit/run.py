@@ -1,0 +1,148 @@
+"""From a model to its drafter: speak, fit, calibrate. What ``mlx-tts fit`` does."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from ..model import Qwen3TTS
+from ..multi_code_decoder import MultiCodeDecoder
+from ..spec_decode.drafter import Drafter, Form, OffsetProposer
+from .collect import Frames, collect, read_texts
+from .grow_tree import MAX_RANK, grow_trees, ranks_of
+from .offsets import as_constants, fit, initial_weights, offset_drafts
+
+TEXTS = Path(__file__).parent / "texts"
+MAX_SHARE = 0.01  # of the MultiCodeDecoder's parameters
+
+NUM_DEPTHS, NUM_LAGS, MAX_SIZE = 6, 2, 64
+DEFAULT_NODES = 8  # rows per round where nobody has measured
+CALIBRATION_SEEDS = 1_000_000  # far from the seeds of the fitted texts
+
+
+def texts_for(path: Path | None) -> tuple[list[str], list[str]]:
+    """Texts to fit on and texts to calibrate on: the package's own, or every other line of a file each."""
+    if path is None:
+        return read_texts(TEXTS / "fit.txt"), read_texts(TEXTS / "calibration.txt")
+    texts = read_texts(path)
+    if len(texts) < 2:
+        raise ValueError(f"{path} has {len(texts)} texts; expected at least two, one a line")
+    return texts[0::2], texts[1::2]
+
+
+def num_parameters(decoder: MultiCodeDecoder) -> int:
+    return sum(value.size for _, value in cast(Any, tree_flatten(decoder.parameters())))
+
+
+def default_form(decoder: MultiCodeDecoder) -> Form:
+    """The widest form of our own method that stays below MAX_SHARE of the decoder."""
+    num_codes, _, width = decoder.lm_head.weight.shape
+    form = Form(min(NUM_DEPTHS, num_codes - 1), 1, NUM_LAGS, 1, 1, "noise")
+    while True:
+        wider = replace(form, memory_size=form.memory_size + 1, first_size=form.first_size + 1)
+        if wider.memory_size > MAX_SIZE or size_of(wider, decoder) >= MAX_SHARE * num_parameters(decoder):
+            return form
+        form = wider
+
+
+def size_of(form: Form, decoder: MultiCodeDecoder) -> int:
+    """Parameters of a drafter for this decoder."""
+    width, input_size = decoder.lm_head.weight.shape[-1], decoder.model.codec_embedding.weight.shape[-1]
+    return sum(prod(shape) for shape in form.shapes(width, input_size).values())
+
+
+def fit_drafter(
+    model: Qwen3TTS,
+    frames: Frames,
+    form: Form,
+    *,
+    seed: int,
+    num_steps: int,
+    progress: Callable[[int, mx.array], None] = lambda step, loss: None,
+) -> Drafter:
+    """A drafter without trees, fitted on ``frames``."""
+    decoder = model.multi_code_decoder
+    weights = fit(
+        decoder,
+        frames,
+        initial_weights(form, decoder, mx.random.key(seed)),
+        lambda weights, batch: offset_drafts(form, weights, batch),
+        model.sampling.rest,
+        seed=seed,
+        num_steps=num_steps,
+        progress=progress,
+    )
+    return Drafter(form, as_constants(weights), {}, model_name(model), model.fingerprint, {})
+
+
+def calibrate(model: Qwen3TTS, drafter: Drafter, frames: Frames) -> Drafter:
+    """The drafter with trees grown on ``frames``, which it was not fitted on."""
+    return replace(drafter, trees=grow_trees(drafter_ranks(model, drafter, frames)))
+
+
+def drafter_ranks(model: Qwen3TTS, drafter: Drafter, frames: Frames) -> np.ndarray:
+    """Ranks of the true codes, see ``grow_tree.ranks_of``, for all depths of a drafter."""
+    form, choice = drafter.form, model.sampling.rest
+    drafts_first = form.first_size > 0
+    num_candidates = min(MAX_RANK, model.multi_code_decoder.lm_head.weight.shape[1])
+    depths = form.num_depths, form.num_depths * drafts_first
+    proposer = OffsetProposer(drafter, model.multi_code_decoder, choice.form, *depths, num_candidates)
+    return ranks_of(model, proposer, choice, frames, drafts_first=drafts_first)
+
+
+def model_name(model: Qwen3TTS) -> str:
+    """What people call a model, for messages."""
+    return f"{model.config.tts_model_size} {model.config.tts_model_type}"
+
+
+def make_drafter(
+    model: Qwen3TTS,
+    texts: tuple[Sequence[str], Sequence[str]],
+    *,
+    num_frames: int,
+    seed: int,
+    num_steps: int = 600,
+    form: Form | None = None,
+    show: Callable[[str], None] = lambda message: None,
+) -> Drafter:
+    """A drafter for ``model`` with its trees: spoken, fitted, calibrated.
+
+    texts: to fit on and to calibrate on; num_frames to fit on, a quarter of it to calibrate on; show is told what
+    goes on. Raises AssertionError when the drafter would not be small.
+    """
+    form = form or default_form(model.multi_code_decoder)
+    size, whole = size_of(form, model.multi_code_decoder), num_parameters(model.multi_code_decoder)
+    assert size < MAX_SHARE * whole, f"{form} has {size} parameters, the decoder {whole}"
+    spoken = []
+    for part, number, first_seed in zip(texts, (num_frames, num_frames // 4), (seed, seed + CALIBRATION_SEEDS)):
+        show(f"speaking {number} frames")
+        spoken.append(collect(model, part, number, seed=first_seed))
+    fit_frames, calibration_frames = spoken
+    drafter = fit_drafter(
+        model,
+        fit_frames,
+        form,
+        seed=seed,
+        num_steps=num_steps,
+        progress=lambda step, loss: show(f"fitted {step} of {num_steps} steps, loss {loss.item():.3f}"),
+    )
+    show("growing trees")
+    drafter = calibrate(model, drafter, calibration_frames)
+    facts = {
+        "num_nodes": DEFAULT_NODES,
+        "source": "codes the model spoke itself, decoded plainly",
+        "num_texts": [len(part) for part in texts],
+        "num_frames": [len(fit_frames), len(calibration_frames)],
+        "seed": seed,
+        "num_steps": num_steps,
+        "sampling": asdict(model.sampling),
+        "num_parameters": size,
+        "share": size / whole,
+        "licence": "as the model it was fitted for",
+    }
+    return replace(drafter, facts=facts)
