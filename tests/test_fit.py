@@ -1,0 +1,209 @@
+"""Fitting: the frames are those of plain decoding, the trees those of the counts, the rounds those of the engine."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from conftest import ROOT, TINY
+
+from mlx_rvqspec.fit import collect, device, grow_tree, offsets, run
+from mlx_rvqspec.load import load_model
+from mlx_rvqspec.model import Qwen3TTS
+from mlx_rvqspec.prompt import build_prompt, embed_prompt
+from mlx_rvqspec.spec_decode import drafter as drafters
+from mlx_rvqspec.spec_decode.drafter import Drafter, Form
+from mlx_rvqspec.spec_decode.frames import in_bursts
+from mlx_rvqspec.spec_decode.rounds import Rounds
+from mlx_rvqspec.spec_decode.tree import Tree
+from mlx_rvqspec.utterance import Steps, Utterance
+
+FORM = Form(3, 1, 2, 2, 2, "noise")
+MISS = grow_tree.MISS
+
+
+def as_it_is(function):
+    return function
+
+
+@cache
+def model() -> Qwen3TTS:
+    return load_model(TINY)
+
+
+@cache
+def spoken() -> collect.Frames:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collect, "MAX_TEXT_FRAMES", 8)
+        return collect.collect(model(), ["Hello there.", "A", "One two three four."], 60, seed=5)
+
+
+@cache
+def fitted() -> Drafter:
+    drafter = run.fit_drafter(model(), spoken(), FORM, seed=0, num_steps=8)
+    return run.calibrate(model(), drafter, spoken())
+
+
+def test_frames_are_those_of_plain_decoding():
+    texts, voices = ["Hello there.", "A", "One two three four."], collect.all_voices(model())
+    frames, steps = spoken(), Steps(model(), model().sampling, as_it_is)
+    seeds = np.array(frames.keys[:, 0])
+    assert set(seeds.tolist()) == set(range(5, 5 + collect.TEXTS_AT_ONCE))
+    for number in (0, 1, 11):
+        voice = voices[number % len(voices)]
+        prompt = build_prompt(model().config, model().tokenizer, texts[number % 3], voice, model().text_feed)
+        sampling = replace(model().sampling, max_frames=8)
+        prefill = embed_prompt(prompt, model().code_decoder)
+        alone = [row for row, _ in Utterance(steps, *prefill, sampling, 5 + number).frames()]
+        rows = np.flatnonzero(seeds == 5 + number)
+        assert np.array(frames.keys[:, 1])[rows].tolist() == list(range(len(alone)))
+        assert np.array(frames.codes)[rows].tolist() == np.stack(alone).tolist()
+
+
+def test_frames_can_be_decoded_again_from_what_is_kept():
+    frames, choice = spoken().take(slice(0, 40)), model().sampling.rest
+    decoder, noise = model().multi_code_decoder, collect.noise_of(model(), frames.keys)
+    codes = decoder.decode_frame(frames.hidden, frames.embedded[:, 0], noise, choice.form, choice.knobs)
+    assert mx.array_equal(codes, frames.codes[:, 1:])
+    states, _ = decoder.prefill(frames.hidden, frames.embedded[:, 0])
+    assert mx.abs(states[:, 0] - frames.states[:, 1]).max() < 1e-5
+
+
+def test_texts_of_the_three_sets_are_different():
+    paths = [run.TEXTS / "fit.txt", run.TEXTS / "calibration.txt", ROOT / "bench" / "texts" / "evaluation.txt"]
+    texts = [collect.read_texts(path) for path in paths]
+    assert [len(part) for part in texts] == [60, 60, 40]
+    assert len(set().union(*texts)) == 160
+
+
+def test_a_text_file_is_split_in_two(tmp_path: Path):
+    path = tmp_path / "texts.txt"
+    path.write_text("# head\none\n\ntwo\nthree\n")
+    assert run.texts_for(path) == (["one", "three"], ["two"])
+    path.write_text("one\n")
+    with pytest.raises(ValueError, match="has 1 texts"):
+        run.texts_for(path)
+
+
+def test_fitting_lowers_the_loss():
+    losses = []
+    decoder, choice = model().multi_code_decoder, model().sampling.rest
+    offsets.fit(
+        decoder,
+        spoken(),
+        offsets.initial_weights(FORM, decoder, mx.random.key(0)),
+        lambda weights, batch: offsets.offset_drafts(FORM, weights, batch),
+        choice,
+        seed=0,
+        num_steps=30,
+        progress=lambda step, loss: losses.append(loss.item()),
+    )
+    assert np.mean(losses[-5:]) < np.mean(losses[:3]) - 0.02
+
+
+@pytest.mark.parametrize("slot", [0, 4])
+def test_drafts_are_those_of_the_proposer_when_its_guesses_are_right(slot: int):
+    """Teacher forcing and drafting differ only in whose codes are remembered."""
+    drafter, frames = fitted(), spoken().take(slice(0, 2))
+    decoder, K, knobs = model().multi_code_decoder, FORM.num_depths, model().sampling.rest.knobs
+    heads, noise = decoder.lm_head.weight, mx.zeros((2, 15, 64))
+    proposer = drafters.OffsetProposer(drafter, decoder, (0, False), K, K, 1)
+    logits = []
+
+    def true_codes(row: mx.array, *_: mx.array) -> mx.array:
+        logits.append(row)
+        return (mx.arange(64) == frames.codes[:, slot + len(logits), None]).astype(mx.float32)
+
+    proposer._scores = true_codes
+    if slot:
+        slots = mx.full((2,), slot, dtype=mx.int32)
+        proposer.propose(frames.states[:, slot], frames.embedded[:, slot], slots, noise, knobs)
+    else:
+        proposer.propose_first(frames.hidden, frames.embedded[:, 0], noise, knobs)
+    drafts = list(offsets.offset_drafts(FORM, dict(drafter.weights), frames))
+    for depth, row in enumerate(logits, start=1):
+        book, states = drafts[depth - 1 if slot else K + depth - 1]
+        expected = states[:, slot + depth - book] @ heads[slot + depth - 1].T
+        assert mx.abs(row - expected).max() < 1e-3
+
+
+def test_a_tree_is_the_most_frequent_paths():
+    ranks = np.array([[0, 0], [0, 0], [0, 1], [0, MISS], [1, 0], [MISS, 0], [0, 0]])
+    counts = grow_tree.count_paths(ranks)
+    assert counts == Counter({(0,): 5, (0, 0): 3, (0, 1): 1, (1,): 1, (1, 0): 1})
+    assert grow_tree.grow(counts, 1) == ()
+    assert grow_tree.grow(counts, 4) == ((0,), (0, 0), (1,))  # of equal ones the shorter path, then the lower rank
+    assert [Tree(grow_tree.grow(counts, n)).num_nodes for n in (2, 3, 5, 9)] == [2, 3, 5, 6]
+
+
+def test_rounds_are_counted_as_in_words():
+    ranks = np.full((2, 15, 2), MISS)
+    ranks[0] = 0
+    ranks[0, 14, 1:] = MISS  # beyond codebook 15
+    chain = Tree(((0,), (0, 0)))
+    rounds, drafted = grow_tree.rounds_of(ranks, chain, Tree(()))
+    assert rounds.tolist() == [1 + 5, 15]  # code 1, then 14 codes three at a time; nothing drafted right
+    assert drafted[0].tolist() == [False, *[True, True, False] * 4, True, True] and not drafted[1].any()
+    assert grow_tree.rounds_of(ranks, chain, chain)[0].tolist() == [5, 15]
+
+
+@pytest.mark.parametrize("num_nodes", [2, 8, 32])
+def test_simulated_rounds_are_those_of_the_engine(num_nodes: int):
+    drafter, frames, choice = fitted(), spoken().take(slice(0, 20)), model().sampling.rest
+    tree, first_tree = drafter.trees[num_nodes]
+    expected, _ = grow_tree.rounds_of(run.drafter_ranks(model(), drafter, frames), tree, first_tree)
+    proposer = drafter.proposer(model().multi_code_decoder, choice.form, tree, first_tree)
+    rounds = Rounds(model().multi_code_decoder, proposer, tree, first_tree, choice.form, wrap=as_it_is)
+    noise = collect.noise_of(model(), frames.keys)
+    state = in_bursts(rounds, frames.hidden, frames.codes[:, 0], frames.embedded[:, 0], noise, choice.knobs)
+    assert mx.array_equal(state.codes, frames.codes)
+    depth = rounds.depth[np.array(state.origin)[:, 1:]]
+    assert ((depth == 0).sum(axis=1) + (depth[:, -1] > 0)).tolist() == expected.tolist()
+
+
+def test_trees_carry_their_statistics():
+    for num_nodes, (tree, first_tree) in fitted().trees.items():
+        assert tree.num_nodes == num_nodes and len(tree.provenance["counts"]) == len(tree.paths)
+        assert first_tree.provenance["num_frames"] == len(spoken())
+    reached = [tree.provenance["codes_per_round"] for tree, _ in fitted().trees.values()]
+    assert reached[0] == 1 and reached[-1] > reached[1] > 1
+
+
+def test_a_device_where_speculation_loses_decodes_plainly(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "linux")
+    drafter = replace(fitted(), facts={"num_nodes": 8})
+    assert drafters.rows_for(drafter, "a") == drafters.rows_for(drafter, "b") == 8
+    slow = [device.Cost(1, 1.0, 0.010), device.Cost(8, 3.0, 0.031)]
+    fast = [device.Cost(1, 1.0, 0.010), device.Cost(4, 2.5, 0.012), device.Cost(8, 3.0, 0.016)]
+    assert device.remember(drafter, "a", slow) == 1 and device.remember(drafter, "b", fast) == 4
+    assert drafters.rows_for(drafter, "a") == 1 and drafters.rows_for(drafter, "b") == 4
+
+
+def test_every_size_is_measured():
+    drafter = fitted()
+    drafter = replace(drafter, trees={n: drafter.trees[n] for n in (1, 4)})
+    costs = device.measure(model(), drafter, spoken(), as_it_is, num_frames=1, repeats=1)
+    assert [cost.num_nodes for cost in costs] == [1, 4] and all(cost.round_s > 0 for cost in costs)
+    assert costs[0].codes_per_round == 1 < costs[1].codes_per_round
+
+
+def test_the_default_form_is_small():
+    decoder = model().multi_code_decoder
+    form = run.default_form(decoder)
+    assert form.memory_size > 0
+    assert 0.5 < run.size_of(form, decoder) / (run.MAX_SHARE * run.num_parameters(decoder)) < 1
+
+
+def test_a_drafter_is_made_from_texts(monkeypatch):
+    monkeypatch.setattr(collect, "MAX_TEXT_FRAMES", 3)
+    messages = []
+    drafter = run.make_drafter(
+        model(), (["Hello."], ["Goodbye."]), num_frames=40, seed=1, num_steps=2, show=messages.append
+    )
+    assert drafter.fingerprint == model().fingerprint and min(drafter.facts["num_frames"]) >= 40
+    assert drafter.facts["share"] < run.MAX_SHARE and set(drafter.trees) >= {1, 2, 4, 8}
+    assert messages[0].startswith("speaking") and messages[-1] == "growing trees"
