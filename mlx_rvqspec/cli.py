@@ -4,7 +4,6 @@ What can be checked without the weights is checked before they are loaded. Exit 
 files, 4 generation, 130 cancelled (SIGINT or SIGTERM), 141 when the reader of a pipe has gone.
 """
 
-import atexit
 import json
 import os
 import secrets
@@ -153,7 +152,6 @@ def speak(
         writes, where = open_outputs(stack, output, format, play, config.sample_rate, f"mlx-tts seed {seed}", tell)
         show = stack.enter_context(progress(not quiet))
         engine = load(folder, dtype=dtype)
-        atexit.register(lambda: engine)  # keeps it: its thread must not end while Python does (MLX 0.32 aborts)
         with usage_faults():
             chunks = engine.stream(
                 text,
