@@ -128,7 +128,12 @@ def speak(
     subtalker_top_k: RestTopK = None,
     subtalker_top_p: Rest = None,
 ) -> None:
-    """Say TEXT into a file, a pipe or the loudspeaker."""
+    """Say TEXT into a file, a pipe or the loudspeaker.
+
+    mlx-tts speak "Hello." -o hello.wav
+
+    echo "Hello." | mlx-tts speak - -o - | aplay
+    """
     settings = {
         **{"max_frames": max_frames, "temperature": temperature, "top_k": top_k, "top_p": top_p},
         **{"repetition_penalty": repetition_penalty, "subtalker_temperature": subtalker_temperature},

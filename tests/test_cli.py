@@ -238,7 +238,7 @@ def test_help_fits_a_screen_and_names_the_commands(run):
 def test_sound_is_not_written_to_a_terminal(start):
     ours, theirs = pty.openpty()
     process = start(*HELLO, "-o", "-", stdout=theirs)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     os.close(theirs)
     assert process.returncode == 2 and b"stdout is a terminal" in err
     os.close(ours)
@@ -247,12 +247,12 @@ def test_sound_is_not_written_to_a_terminal(start):
 def test_progress_is_shown_on_a_terminal_only(start):
     ours, theirs = pty.openpty()
     process = start(*HELLO, "-o", "a.wav", stderr=theirs)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     os.close(theirs)
     shown = os.read(ours, 1 << 16)
     os.close(ours)
     assert process.returncode == 0 and b"loading" in shown and b"seed 3" in shown
-    _, err = start(*HELLO, "-o", "b.wav").communicate(timeout=60)
+    _, err = start(*HELLO, "-o", "b.wav").communicate(timeout=120)
     assert b"loading" not in err and b"seed 3" in err
 
 
@@ -260,19 +260,47 @@ def test_a_reader_that_leaves_ends_the_run_without_a_traceback(start):
     process = start(*LONG, "-o", "-")
     assert process.stdout.read(1000).startswith(b"RIFF")
     process.stdout.close()
-    assert process.wait(timeout=60) == 141
+    assert process.wait(timeout=120) == 141
     assert process.stderr.read() == b""
+
+
+def after_some_frames(process, folder):
+    """Wait until some sound has reached the unfinished file."""
+    deadline = time.monotonic() + 120
+    while not any(part.stat().st_size > 4000 for part in folder.glob("*.part")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", ["a.wav", "a.ogg"])
 def test_a_cancelled_run_leaves_no_file(start, tmp_path, number, name):
     process = start(*LONG, "-o", name)
-    deadline = time.monotonic() + 60
-    while not any(part.stat().st_size > 4000 for part in tmp_path.glob("*.part")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
+    after_some_frames(process, tmp_path)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and err == b""
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (130, b"")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_run_leaves_no_file_under_the_name_and_is_not_in_the_way(start, tmp_path):
+    process = start(*LONG, "-o", "a.wav")
+    after_some_frames(process, tmp_path)
+    process.kill()
+    process.wait(timeout=120)
+    assert not (tmp_path / "a.wav").exists()
+    assert start(*HELLO, "-o", "a.wav").wait(timeout=120) == 0
+    assert len(samples(tmp_path / "a.wav")) == 7 * 1920
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_ms", range(0, 5000, 100))
+def test_a_signal_at_any_moment_leaves_a_whole_file_or_none(start, tmp_path, delay_ms):
+    process = start(*HELLO, "-o", "a.wav")
+    time.sleep(delay_ms / 1000)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+    assert process.returncode in (0, 130, -signal.SIGTERM)  # the last before Python gets to install a handler
+    assert [path.name for path in tmp_path.iterdir()] == (["a.wav"] if (tmp_path / "a.wav").exists() else [])
+    if (tmp_path / "a.wav").exists():
+        assert len(samples(tmp_path / "a.wav")) == 7 * 1920

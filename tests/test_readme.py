@@ -27,7 +27,7 @@ def environment(tmp_path):
 
 
 def run(command, environment, folder):
-    done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, timeout=120)
+    done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
     assert b"Traceback" not in done.stderr
     return done
