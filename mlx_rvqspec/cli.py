@@ -34,7 +34,7 @@ from .version import __version__
 Tell = Callable[[str], None]
 USAGE, FILES, GENERATION, CANCELLED, PIPE_CLOSED = 2, 3, 4, 130, 141
 
-app = typer.Typer()
+app = typer.Typer(pretty_exceptions_enable=False)
 
 
 class Fault(Exception):
@@ -186,10 +186,10 @@ def check_output(output: str | None, force: bool) -> None:
         return
     path = Path(output)
     if output == "-":
-        if sys.stdout.isatty():
-            raise ValueError("stdout is a terminal; pipe it into a program, or name a file with -o")
-    elif path.is_dir():
-        raise ValueError(f"{output} is a folder; name a file in it")
+        if sys.stdout is None or sys.stdout.isatty():
+            raise ValueError("stdout is a terminal or closed; pipe it into a program, or name a file with -o")
+    elif path.exists() and not path.is_file():
+        raise ValueError(f"{output} is a folder or device; name a file")
     elif not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent}; create it first")
     elif path.exists() and not force:

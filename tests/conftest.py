@@ -1,8 +1,9 @@
-"""What several test files use: the tiny checkpoint with random weights, and the command line as a process."""
+"""What several test files use: the tiny checkpoint, the command line as a process, a sound device."""
 
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,26 @@ def start(tmp_path):
     for process in processes:
         process.kill()
         process.communicate()
+
+
+class FakeStream:
+    """Stands for a sound device: notes what it is asked to do."""
+
+    def __init__(self, **options):
+        self.options, self.calls, self.heard = options, [], []
+
+    def __getattr__(self, name):
+        return lambda: self.calls.append(name)
+
+    def write(self, samples):
+        self.heard.append(samples)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A sounddevice with one loudspeaker: the list of the streams opened on it."""
+    streams = []
+    fake = types.SimpleNamespace(PortAudioError=RuntimeError)
+    fake.OutputStream = lambda **options: streams.append(FakeStream(**options)) or streams[-1]
+    monkeypatch.setitem(sys.modules, "sounddevice", fake)
+    return streams

@@ -2,7 +2,6 @@
 
 import io
 import sys
-import types
 import wave
 from pathlib import Path
 
@@ -151,25 +150,6 @@ def test_a_device_is_not_replaced_by_a_file():
         with audio.open_file("/dev/null", RATE, format="wav"):
             pytest.fail("opened")
     assert not Path("/dev/null").is_file()
-
-
-class FakeStream:
-    """Stands for a sound device: notes what it is asked to do."""
-
-    def __init__(self, **options):
-        self.options, self.calls, self.heard = options, [], []
-
-    def __getattr__(self, name):
-        return lambda: self.calls.append(name)
-
-    def write(self, samples):
-        self.heard.append(samples)
-
-
-@pytest.fixture
-def device(monkeypatch):
-    fake = types.SimpleNamespace(OutputStream=FakeStream, PortAudioError=RuntimeError)
-    monkeypatch.setitem(sys.modules, "sounddevice", fake)
 
 
 def test_the_player_wakes_the_device_before_the_first_sample(device):

@@ -105,6 +105,15 @@ def test_quiet_says_nothing(run):
     assert run(*HELLO, "-o", "a.wav", "--quiet") == (0, b"", "")
 
 
+@pytest.mark.parametrize("output", [[], ["--play", "-o", "a.wav"]])
+def test_the_player_gets_every_sample(run, device, hello, tmp_path, output):
+    assert run(*HELLO, *output)[0] == 0
+    heard = np.concatenate(device[0].heard)
+    assert np.array_equal(heard[-len(hello.audio) :], hello.audio)
+    assert device[0].calls == ["start", "stop", "close"]
+    assert [path.name for path in tmp_path.iterdir()] == output[2:]
+
+
 def test_without_a_player_the_next_free_file_is_written_and_named(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "sounddevice", None)
     assert run(*HELLO)[:2] == (0, b"speech.wav\n")
@@ -152,7 +161,8 @@ def test_clean_removes_markdown_before_speaking(run):
         (["Hi", "--format", "m4a"], "unknown format"),
         (["Hi", "-o", "-", "--format", "mp3"], "cannot be piped"),
         (["Hi", "-o", "old.wav"], "old.wav exists; --force"),
-        (["Hi", "-o", "model"], "is a folder"),
+        (["Hi", "-o", "model"], "is a folder or device"),
+        (["Hi", "-o", "/dev/null", "--format", "wav", "--force"], "is a folder or device"),
         (["Hi", "-o", "missing/a.wav"], "no folder missing"),
         (["Hi", "-o", "old.wav/a.wav"], "no folder old.wav"),
         (["Hi", "-o", "a.wav", "--speaker", "cedar"], "this model has serena, vivian"),
@@ -242,6 +252,14 @@ def test_sound_is_not_written_to_a_terminal(start):
     os.close(theirs)
     assert process.returncode == 2 and b"stdout is a terminal" in err
     os.close(ours)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
+def test_a_full_disk_behind_the_pipe_is_one_line(start):
+    with open("/dev/full", "wb") as full:
+        process = start(*HELLO, "-o", "-", stdout=full)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 3 and err == b"mlx-tts: [Errno 28] No space left on device\n"
 
 
 def test_progress_is_shown_on_a_terminal_only(start):
