@@ -17,7 +17,7 @@ from ..prompt import Voice, build_prompt, choose_voice, embed_prompt
 from ..sampling import Sampling, frame_noise
 from ..utterance import Request, Steps
 
-TEXTS_AT_ONCE = 16
+TEXTS_AT_ONCE = 32
 MAX_TEXT_FRAMES = 250  # 20 s: a voice that does not find the end of one text must not fill the set with it
 BATCH = 256  # frames per pass, so that memory stays flat
 
