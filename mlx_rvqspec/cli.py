@@ -134,13 +134,15 @@ def speak(
 
     echo "Hello." | mlx-tts speak - -o - | aplay
     """
-    settings = {
-        **{"max_frames": max_frames, "temperature": temperature, "top_k": top_k, "top_p": top_p},
-        **{"repetition_penalty": repetition_penalty, "subtalker_temperature": subtalker_temperature},
-        **{"subtalker_top_k": subtalker_top_k, "subtalker_top_p": subtalker_top_p},
-        **({"do_sample": False, "subtalker_do_sample": False} if greedy else {}),
-    }
+    settings = {"max_frames": max_frames, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    settings |= {"repetition_penalty": repetition_penalty, "subtalker_temperature": subtalker_temperature}
+    settings |= {"subtalker_top_k": subtalker_top_k, "subtalker_top_p": subtalker_top_p}
     settings = {name: value for name, value in settings.items() if value is not None}
+    settings |= {"do_sample": False, "subtalker_do_sample": False} if greedy else {}
+    how: dict[str, Any] = {"speaker": speaker, "language": language, "instruct": instruct, "text_feed": text_feed}
+    how |= {"decode": None if decode == "auto" else decode, "chunk_frames": chunk_frames}
+    how["seed"] = secrets.randbits(32) if seed is None else seed
+    tell = silent if quiet or as_json else say
     with usage_faults():
         check_output(output, force)
         format = choose_format(output or f"speech.{format or 'wav'}", format)
@@ -149,35 +151,25 @@ def speak(
         folder = resolve(model)
         config = read_config(folder)
         voice = choose_voice(config, speaker, language, instruct)
-    tell = silent if quiet or as_json else say
-    if voice.language == "auto" and not any(map(str.isalpha, text)):
-        tell("no letters in the text to tell its language by; --language says how to read it")
-    seed = secrets.randbits(32) if seed is None else seed
+    hint(text, voice.language, tell)
     with ExitStack() as stack:
-        writes, where = open_outputs(stack, output, format, play, config.sample_rate, f"mlx-tts seed {seed}", tell)
+        writes, where = open_outputs(stack, output, format, play, config.sample_rate, how["seed"], tell)
         show = stack.enter_context(progress(not quiet))
         engine = load(folder, dtype=dtype)
         with usage_faults():
-            chunks = engine.stream(
-                text,
-                speaker=speaker,
-                language=language,
-                instruct=instruct,
-                seed=seed,
-                decode=None if decode == "auto" else decode,
-                sampling=replace(engine.sampling, **settings),
-                text_feed=text_feed,
-                chunk_frames=chunk_frames,
-            )
+            chunks = engine.stream(text, sampling=replace(engine.sampling, **settings), **how)
         last = drain(chunks, writes, show)
     report(last, {"output": where, "speaker": voice.speaker, "language": voice.language}, as_json, tell)
-    if output is None and where != "loudspeaker" and not as_json:
-        print(where)
 
 
 def read(text: str) -> str:
     """The text, or all of stdin for "-"; bytes that are no UTF-8 are left for ``prepare`` to refuse."""
     return sys.stdin.buffer.read().decode("utf-8", "surrogateescape") if text == "-" else text
+
+
+def hint(text: str, language: str, tell: Tell) -> None:
+    if language == "auto" and not any(map(str.isalpha, text)):
+        tell("no letters in the text to tell its language by; --language says how to read it")
 
 
 def check_output(output: str | None, force: bool) -> None:
@@ -197,7 +189,7 @@ def check_output(output: str | None, force: bool) -> None:
 
 
 def open_outputs(
-    stack: ExitStack, output: str | None, format: str, play: bool, sample_rate: int, comment: str, tell: Tell
+    stack: ExitStack, output: str | None, format: str, play: bool, sample_rate: int, seed: int, tell: Tell
 ) -> tuple[list[Write], str]:
     """Where the samples go, and its name: `output`, or else the loudspeaker, or else speech.wav (speech2.wav...).
 
@@ -217,7 +209,9 @@ def open_outputs(
         writes.append(pipe_writer(sys.stdout.buffer, sample_rate, format))
         where = "stdout"
     elif output is not None:
-        writes.append(stack.enter_context(open_file(output, sample_rate, format=format, comment=comment)))
+        writes.append(
+            stack.enter_context(open_file(output, sample_rate, format=format, comment=f"mlx-tts seed {seed}"))
+        )
         where = output
     return writes, where
 

@@ -114,14 +114,13 @@ def test_the_player_gets_every_sample(run, device, hello, tmp_path, output):
     assert [path.name for path in tmp_path.iterdir()] == output[2:]
 
 
-def test_without_a_player_the_next_free_file_is_written_and_named(run, monkeypatch):
+def test_without_a_player_the_next_free_file_is_written_and_named(run, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "sounddevice", None)
-    assert run(*HELLO)[:2] == (0, b"speech.wav\n")
-    code, out, err = run(*HELLO, "--format", "flac")
-    assert (code, out) == (0, b"speech.flac\n")
     code, out, err = run(*HELLO)
-    assert (code, out) == (0, b"speech2.wav\n")
-    assert "cannot play" in err and "pip install sounddevice" in err
+    assert (code, out) == (0, b"") and "cannot play" in err and "pip install sounddevice; writing speech.wav" in err
+    assert run(*HELLO, "--format", "flac")[0] == 0
+    assert json.loads(run(*HELLO, "--json")[1])["output"] == "speech2.wav"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["speech.flac", "speech.wav", "speech2.wav"]
     assert run(*HELLO, "--play")[0] == 2
 
 
