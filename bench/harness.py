@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx_rvqspec  # isort: skip  before MLX: it brings a good BLAS on Linux
+
 import mlx.core as mx
 
 RESULTS = Path(__file__).parent / "results"
@@ -51,7 +53,7 @@ def environment() -> dict[str, Any]:
         "mlx": mx.__version__,
         "device": str(mx.default_device()),
         "blas": live_blas(),
-        "blas_threads": os.environ.get("OPENBLAS_NUM_THREADS", "default"),
+        "blas_threads": os.environ.get("OPENBLAS_NUM_THREADS", "1" if mlx_rvqspec.BLAS else "default"),
     }
 
 

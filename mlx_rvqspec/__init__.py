@@ -1,8 +1,12 @@
 """Qwen3-TTS on MLX: text in, speech out, whole or as a stream. README.md shows how."""
 
-from .config import ModelError
-from .generate import Chunk, Engine, GenerationError, Speech, load
-from .sampling import Sampling
-from .version import __version__
+from .blas import prefer_openblas
+
+BLAS = prefer_openblas()  # before anything imports MLX
+
+from .config import ModelError  # noqa: E402
+from .generate import Chunk, Engine, GenerationError, Speech, load  # noqa: E402
+from .sampling import Sampling  # noqa: E402
+from .version import __version__  # noqa: E402
 
 __all__ = ["Chunk", "Engine", "GenerationError", "ModelError", "Sampling", "Speech", "__version__", "load"]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import mlx_rvqspec  # noqa: F401  before any test imports MLX: it brings a good BLAS on Linux
+
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "tests" / "golden" / "tiny_customvoice"
 MLX_TTS = [sys.executable, "-c", "from mlx_rvqspec.cli import main; main()"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 PKG = Path(__file__).parents[1] / "mlx_rvqspec"
 ORDER = [
-    {"version", "config", "sampling", "audio", "text", "spec_decode.stats", "spec_decode.tree"},
+    {"blas", "version", "config", "sampling", "audio", "text", "spec_decode.stats", "spec_decode.tree"},
     {"layers", "cache", "speech_decoder.layers", "speech_decoder.quantizer"},
     {"code_decoder", "multi_code_decoder", "speech_decoder.decoder"},
     {"model", "spec_decode.drafter"},

@@ -1,0 +1,61 @@
+"""Linux: OpenBLAS in place of the reference BLAS that MLX's CPU wheel links, which is 4 to 40 times slower.
+
+A library whose ``cblas_sgemm`` is visible to all before MLX is imported is the one MLX calls. The wheel
+cmeel-openblas (a dependency on Linux) is such a library. It is first asked for a product that is known; only when
+that is right is it made visible. ``MLX_RVQSPEC_BLAS=off`` leaves MLX alone, a path takes that library instead.
+"""
+
+import ctypes
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+VARIABLE = "MLX_RVQSPEC_BLAS"
+ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # cblas.h
+
+
+def prefer_openblas() -> str | None:
+    """The library that MLX will use, or None where it is left as it is. Must run before MLX is imported.
+
+    It runs on one thread unless OPENBLAS_NUM_THREADS is set: a frame is many small products, for which waking
+    threads costs more than they bring.
+    """
+    wanted = os.environ.get(VARIABLE, "")
+    if sys.platform != "linux" or wanted.lower() == "off" or "mlx.core" in sys.modules:
+        return None
+    path = wanted or _packaged()
+    if path is None:
+        return None
+    try:
+        library = ctypes.CDLL(path)
+        if not _multiplies(library):
+            return None
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        if "OPENBLAS_NUM_THREADS" not in os.environ:
+            library.openblas_set_num_threads(1)
+    except (OSError, AttributeError):  # another C library, or no OpenBLAS: MLX's own is slow and right
+        return None
+    return path
+
+
+def _packaged() -> str | None:
+    try:
+        files = metadata.files("cmeel-openblas") or []
+    except metadata.PackageNotFoundError:
+        return None
+    return next((str(file.locate()) for file in files if Path(file).name == "libopenblas.so.0"), None)
+
+
+def _multiplies(library: ctypes.CDLL) -> bool:
+    """Whether C = A B^T comes out right, on sizes that reach the blocked kernels."""
+    m, n, k = 33, 129, 257
+    a, b = (np.arange(rows * k, dtype=np.float32).reshape(rows, k) % 7 - 3 for rows in (m, n))
+    c = np.zeros((m, n), dtype=np.float32)
+    at_a, at_b, at_c = (array.ctypes.data_as(ctypes.c_void_p) for array in (a, b, c))
+    one, zero = ctypes.c_float(1), ctypes.c_float(0)
+    library.cblas_sgemm.restype = None
+    library.cblas_sgemm(ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE, m, n, k, one, at_a, k, at_b, k, zero, at_c, n)
+    return bool((c == a @ b.T).all())  # whole numbers below 2**24: exact in any order of summation

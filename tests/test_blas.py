@@ -1,0 +1,41 @@
+"""Linux: OpenBLAS comes before MLX's reference BLAS, unless it is unwanted, wrong or too late."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have a good BLAS")
+PROGRAM = """
+import mlx_rvqspec, mlx.core as mx
+product = (mx.ones((64, 512)) @ mx.full((512, 64), 0.5)).sum().item()
+print(mlx_rvqspec.BLAS, product)
+"""
+
+
+def run(program: str, **variables: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=os.path.dirname(os.path.dirname(__file__)),
+    )
+    return done.stdout.split()
+
+
+def test_openblas_is_found_and_gives_the_same_product() -> None:
+    (library, product), (none, reference) = run(PROGRAM, MLX_RVQSPEC_BLAS=""), run(PROGRAM, MLX_RVQSPEC_BLAS="off")
+    assert "libopenblas" in library and none == "None"
+    assert product == reference == str(64 * 64 * 256.0)
+
+
+@pytest.mark.parametrize("path", ["/no/such/library.so", "libm.so.6"])
+def test_a_library_that_is_no_blas_is_left_out(path: str) -> None:
+    assert run(PROGRAM, MLX_RVQSPEC_BLAS=path)[0] == "None"
+
+
+def test_too_late_is_left_alone() -> None:
+    assert run("import mlx.core, mlx_rvqspec; print(mlx_rvqspec.BLAS)", MLX_RVQSPEC_BLAS="") == ["None"]
