@@ -1,0 +1,263 @@
+"""Train the CodeDecoder and the MultiCodeDecoder on text and codes.
+
+train_lm.py FIT.pt OUTDIR CODES.pt... --heldout CODES.pt [--steps N] [--seed S] [--smoke]
+
+The prompt is the published one, text streams in one token per frame. The frames fed back are damaged on purpose: whole
+frames dropped or foreign, codes 1..15 exchanged for those of another frame with the same code 0, code 0 replaced by the
+model's own guess (after --warm steps). A head on the middle layer predicts the coming phones; it is not exported.
+Every --check steps it speaks held-out texts freely and compares the phones that code 0 spells with the teacher's.
+"""
+
+import argparse
+import math
+import time
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import spelling
+from codes import edit_distance, phone_labels, phone_string
+from muon import Muon
+from speak import generate, specials
+from talker_net import EOS, K0, NUM_BOOKS, Talker, config
+
+BATCH_FRAMES = 2000
+
+
+class Corpus:
+    def __init__(self, paths, special):
+        self.ids, self.codes = [], []
+        for p in paths:
+            for c in torch.load(p, weights_only=False).values():
+                if len(c["codes"]) <= 150:
+                    self.ids.append(torch.tensor([*c["ids"], special["tts_eos"]]))
+                    self.codes.append(c["codes"])
+        every = torch.cat(self.codes)
+        order = every[:, 0].argsort(stable=True)
+        self.rows = every[order]
+        self.count = torch.bincount(self.rows[:, 0].long(), minlength=K0)
+        self.start = self.count.cumsum(0) - self.count
+        self.num_frames = len(every)
+
+    def same_code0(self, c0, g):
+        """Frames [..., 16] drawn from the corpus with these codes 0."""
+        u = (torch.rand(c0.shape, generator=g) * self.count[c0]).long()
+        return self.rows[(self.start[c0] + u).clamp(max=len(self.rows) - 1)].long()
+
+    def batches(self, epoch, seed):
+        g = torch.Generator().manual_seed(seed * 1009 + epoch)
+        perm = torch.randperm(len(self.codes), generator=g).tolist()
+        out = []
+        for i in range(0, len(perm), 1024):
+            block, cur, longest = sorted(perm[i : i + 1024], key=lambda j: len(self.codes[j])), [], 0
+            for j in block:
+                longest = max(longest, len(self.codes[j]) + 10)
+                if cur and longest * (len(cur) + 1) > BATCH_FRAMES:
+                    out.append(cur)
+                    cur, longest = [], len(self.codes[j]) + 10
+                cur.append(j)
+            out.append(cur)
+        return [out[i] for i in torch.randperm(len(out), generator=g).tolist()]
+
+
+def damage(codes, corpus, own, g, strength=1.0):
+    """The history to feed: codes [B, T, 16] with errors like the model's own; and which frames are blanked."""
+    B, T, _ = codes.shape
+    r = torch.rand(B, T, 4, generator=g)
+    level = torch.rand(B, 1, generator=g) * strength  # some clips clean, some badly damaged
+    c0 = codes[..., 0]
+    if own is not None:
+        c0 = torch.where(r[..., 0] < 0.5 * level, own, c0)
+    foreign = corpus.rows[torch.randint(len(corpus.rows), (B, T), generator=g)].long()
+    c0 = torch.where(r[..., 1] < 0.12 * level, foreign[..., 0], c0)
+    swap = (r[..., 2] < 0.7 * level) | (c0 != codes[..., 0])
+    fed = torch.where(swap[..., None], corpus.same_code0(c0, g), codes)
+    blank = r[..., 3] < 0.2 * level
+    return fed, blank
+
+
+def informed_start(net, fit):
+    """Embeddings and head rows that begin as random projections of what each code means: like codes begin alike."""
+    g = torch.Generator().manual_seed(5)
+
+    def project(x, dim):
+        x = x - x.mean(0)
+        return x / x.pow(2).sum(1).mean().sqrt() @ torch.randn(x.shape[1], dim, generator=g)
+
+    p = fit["ph0"].flatten(1)
+    env = fit["env0"] / fit["env0"].std() * p.std() * 0.3
+    with torch.no_grad():
+        net.model.codec_embedding.weight[:K0] = 0.3 * project(torch.cat([p, env], 1), 256)
+        net.codec_head.weight[:K0] = 0.06 * project(torch.cat([p, env], 1), 256)
+        tables, heads = net.code_predictor.model.codec_embedding, net.code_predictor.lm_head
+        scale = fit["books"][0].pow(2).sum(1).mean().sqrt()
+        for i, x in enumerate([fit["book1"], *fit["books"]]):
+            size = 0.25 if i == 0 else 0.25 * float(x.pow(2).sum(1).mean().sqrt() / scale)
+            tables[i].weight.copy_(size * project(x, 256))
+            heads[i].weight.copy_(0.06 * project(x, heads[i].weight.shape[1]))
+
+
+class Trainer:
+    def __init__(self, a, fit, tok):
+        self.special, self.a = specials(tok), a
+        self.net = Talker(config(tok.get_vocab_size()))
+        informed_start(self.net, fit)
+        self.aux = nn.Linear(256, 2 * len(fit["phones"]))
+        self.target = fit["ph0"].mean(1)  # [K0, P]
+        matrices, other = [], []
+        for n, p in self.net.named_parameters():
+            (matrices if p.ndim == 2 and ("layers" in n or "projection" in n) else other).append(p)
+        self.muon = Muon(matrices, 0.02)
+        self.adam = torch.optim.AdamW([*other, *self.aux.parameters()], 3e-3, betas=(0.9, 0.98), weight_decay=0.0)
+        self.mean = {k: v.clone() for k, v in self.net.state_dict().items()}
+        self.step = 0
+
+    def states(self, ids, fed, blank, english):
+        """Hidden states [B, T + 1, D] that predict frames 0..T, and those of the middle layer."""
+        net, (B, T, _) = self.net, fed.shape
+        head = net.prefill(ids[:, 0], self.special, english)
+        text = torch.full((B, T), self.special["tts_pad"])
+        n = min(T, ids.shape[1] - 1)
+        text[:, :n] = ids[:, 1 : n + 1]
+        frames = net.frame(fed)
+        if blank is not None:
+            frames = frames * (~blank)[..., None]
+        x = torch.cat([head, frames + net.text(text)], 1)
+        for i, layer in enumerate(net.model.layers):
+            x = layer(x)
+            if i == 1:
+                mid = x
+        P = head.shape[1] - 1
+        return net.model.norm(x[:, P:]), mid[:, P:]
+
+    def collate(self, corpus, rows):
+        T = max(len(corpus.codes[j]) for j in rows)
+        N = max(len(corpus.ids[j]) for j in rows)
+        ids = torch.stack([F.pad(corpus.ids[j], (0, N - len(corpus.ids[j])), value=self.special["tts_pad"]) for j in rows])
+        codes = torch.stack([F.pad(corpus.codes[j].long(), (0, 0, 0, T - len(corpus.codes[j]))) for j in rows])
+        length = torch.tensor([len(corpus.codes[j]) for j in rows])
+        t = torch.arange(T + 1)
+        y = torch.where(t == length[:, None], EOS, F.pad(codes[..., 0], (0, 1)))
+        y = torch.where(t > length[:, None], -100, y)
+        return ids, codes, y, t[:-1] < length[:, None]
+
+    def losses(self, corpus, rows, g, train=True):
+        ids, codes, y, real = self.collate(corpus, rows)
+        english = bool(torch.rand((), generator=g) < 0.5)
+        fed, blank, own = codes, None, None
+        if train:
+            if self.step >= self.a.warm:
+                with torch.no_grad():
+                    fed, blank = damage(codes, corpus, None, g)
+                    h, _ = self.states(ids, fed, blank, english)
+                    logits = h[:, :-1] @ self.net.codec_head.weight[:K0].T
+                    noise = -torch.log(-torch.log(torch.rand(logits.shape, generator=g) + 1e-9) + 1e-9)
+                    own = (logits + noise).argmax(-1)
+            fed, blank = damage(codes, corpus, own, g)
+        h, mid = self.states(ids, fed, blank, english)
+        logits = h @ self.net.codec_head.weight[: EOS + 1].T
+        c0 = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        want = self.target[codes[..., 0]]
+        want = torch.cat([want, torch.cat([want[:, 1:], want[:, -1:]], 1)], -1)
+        p = self.aux(mid[:, :-1]).view(*real.shape, 2, -1).log_softmax(-1).flatten(2)
+        aux = -(p * want).sum(-1)[real].mean() / 2
+        pick = real & (torch.rand(real.shape, generator=g) < self.a.depth_share)
+        z = self.net.code_predictor(self.net.depth_inputs(h[:, :-1][pick], codes[pick]))
+        cp = codes[pick]
+        depth = torch.stack([F.cross_entropy(self.net.code_predictor.lm_head[i](z[:, i + 1]), cp[:, i + 1]) for i in range(NUM_BOOKS - 1)])
+        right = (logits.argmax(-1) == y)[y >= 0].float().mean()
+        return c0, aux, depth, right
+
+    def update(self, loss, lr):
+        for opt, base in ((self.muon, 0.02), (self.adam, 3e-3)):
+            for group in opt.param_groups:
+                group["lr"] = base * lr
+            opt.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+        self.muon.step(), self.adam.step()
+        self.step += 1
+        decay = min(0.997, self.step / (self.step + 30))
+        with torch.no_grad():
+            for k, v in self.net.state_dict().items():
+                self.mean[k].lerp_(v, 1 - decay)
+
+    def save(self, path):
+        s = dict(net=self.net.state_dict(), aux=self.aux.state_dict(), mean=self.mean, step=self.step, muon=self.muon.state_dict(), adam=self.adam.state_dict())
+        torch.save(s, str(path) + ".tmp")
+        Path(str(path) + ".tmp").rename(path)
+
+    def load(self, path):
+        s = torch.load(path)
+        self.net.load_state_dict(s["net"]), self.aux.load_state_dict(s["aux"])
+        self.muon.load_state_dict(s["muon"]), self.adam.load_state_dict(s["adam"])
+        self.mean, self.step = s["mean"], s["step"]
+
+
+def phone_error(net, special, clips, fit, **sampling):
+    """(phone error rate in % of free-running code 0, runs without end of speech, mean length ratio)."""
+    codes, capped = generate(net, special, [c["ids"] for c in clips], **sampling)
+    e = sum(edit_distance(phone_string(x[:, 0], fit), phone_labels(c)) for x, c in zip(codes, clips))
+    n = sum(len(phone_labels(c)) for c in clips)
+    return 100 * e / n, sum(capped), sum(map(len, codes)) / sum(len(c["codes"]) for c in clips)
+
+
+def arguments():
+    ap = argparse.ArgumentParser()
+    ap.add_argument("fit"), ap.add_argument("out", type=Path), ap.add_argument("codes", nargs="+")
+    ap.add_argument("--heldout", required=True)
+    ap.add_argument("--steps", type=int, default=5000)
+    ap.add_argument("--warm", type=int, default=600)
+    ap.add_argument("--check", type=int, default=250)
+    ap.add_argument("--depth-share", type=float, default=0.1)
+    ap.add_argument("--seed", type=int, default=0)
+    ap.add_argument("--smoke", action="store_true")
+    a = ap.parse_args()
+    if a.smoke:
+        a.steps, a.warm, a.check = 60, 30, 30
+    return a
+
+
+def main():
+    a = arguments()
+    torch.set_num_threads(1)
+    torch.manual_seed(a.seed)
+    a.out.mkdir(parents=True, exist_ok=True)
+    fit, tok = torch.load(a.fit, weights_only=False), spelling.build()[0]
+    t = Trainer(a, fit, tok)
+    corpus = Corpus(a.codes, t.special)
+    held = [c for c in torch.load(a.heldout, weights_only=False).values()][:40]
+    if (a.out / "state.pt").exists():
+        t.load(a.out / "state.pt")
+    log = open(a.out / "log.txt", "a")
+    size = sum(p.numel() for p in t.net.parameters()) / 1e6
+    print(f"{size:.2f} M parameters, {len(corpus.codes)} clips, {corpus.num_frames * 0.08 / 3600:.2f} h", file=log, flush=True)
+    shadow = Talker(t.net.config).eval()
+    avg, clock, epoch, queue = None, time.process_time(), 0, []
+    while t.step < a.steps:
+        if not queue:
+            per = len(corpus.batches(0, a.seed))
+            epoch = t.step // per
+            queue = corpus.batches(epoch, a.seed)[t.step % per :]
+        g = torch.Generator().manual_seed(a.seed * 1_000_003 + t.step)
+        c0, aux, depth, right = t.losses(corpus, queue.pop(0), g)
+        lr = min(1, (t.step + 1) / 50) * min(1.0, max(0.02, 1.25 * (1 - t.step / a.steps)))
+        t.update(c0 + 0.3 * aux + 0.5 * depth.mean(), lr)
+        cur = torch.tensor([c0.item(), aux.item(), depth.mean().item(), depth[0].item(), depth[1].item(), depth[14].item(), 100 * right.item()])
+        avg = cur if avg is None else avg.lerp(cur, 0.04)
+        if t.step % 25 == 0:
+            v = avg.tolist()
+            print(f"step {t.step} code0 {v[0]:.3f} right {v[6]:.1f} % phones {v[1]:.3f} codes1-15 {v[2]:.3f} (1: {v[3]:.2f} 2: {v[4]:.2f} 15: {v[5]:.2f}) cpu {time.process_time() - clock:.0f} s", file=log, flush=True)
+        if t.step % 50 == 0:
+            t.save(a.out / "state.pt")
+        if t.step % a.check == 0 or t.step == a.steps:
+            shadow.load_state_dict(t.mean)
+            r = [phone_error(shadow, t.special, held, fit, temperature=x) for x in (0.5, 0.9)]
+            print("  free-running phone errors " + ", ".join(f"T {x}: {e:.1f} % (no end {n}, length {k:.2f})" for x, (e, n, k) in zip((0.5, 0.9), r)), file=log, flush=True)
+    t.save(a.out / "state.pt")
+
+
+if __name__ == "__main__":
+    main()
