@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..model import Qwen3TTS
-from ..spec_decode.drafter import Drafter, rows_file
+from ..spec_decode.drafter import Drafter, device_name, rows_file
 from ..spec_decode.frames import in_bursts
 from ..spec_decode.rounds import Rounds
 from .collect import Frames, noise_of
@@ -90,13 +90,24 @@ def choose_rows(costs: list[Cost]) -> int:
     return min(costs, key=lambda cost: cost.code_s).num_nodes
 
 
-def remember(drafter: Drafter, device: str, costs: list[Cost]) -> int:
-    """Write the choice for this device where ``drafter.rows_for`` finds it, and return it."""
-    path, chosen = rows_file(drafter.fingerprint), choose_rows(costs)
-    known = json.loads(path.read_text()) if path.is_file() else {}
-    known[device] = {"num_nodes": chosen, "round_ms": {cost.num_nodes: 1e3 * cost.round_s for cost in costs}}
+def measure_here(model: Qwen3TTS, drafter: Drafter, frames: Frames) -> list[Cost]:
+    """Measure as ``generate.load`` would run by default on this machine, and note the choice for it."""
+    compiled = mx.default_device() == mx.Device(mx.gpu)
+    costs = measure(model, drafter, frames, mx.compile if compiled else lambda function: function)
+    remember(drafter, device_name(model.dtype, compiled), costs)
+    return costs
+
+
+def remember(drafter: Drafter, device: str, costs: list[Cost]) -> None:
+    """Write the choice for this device where ``drafter.rows_for`` finds it."""
+    path = rows_file(drafter.fingerprint)
+    try:
+        known = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):  # none yet, or damaged: it is only a cache
+        known = {}
+    round_ms = {cost.num_nodes: 1e3 * cost.round_s for cost in costs}
+    known[device] = {"num_nodes": choose_rows(costs), "round_ms": round_ms}
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{os.getpid()}.{path.name}")
     part.write_text(json.dumps(known, indent=1))
     os.replace(part, path)
-    return chosen

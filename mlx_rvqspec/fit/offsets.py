@@ -86,7 +86,7 @@ def fit(
         return mx.stack(losses).mean()
 
     step = mx.value_and_grad(loss_of)
-    optimizer = Adam(cosine_decay(learning_rate, num_steps))
+    optimizer = Adam(cosine_decay(learning_rate, max(1, num_steps)))
     key = mx.random.key(seed)
     for number in range(num_steps):
         key, own = mx.random.split(key)

@@ -109,8 +109,8 @@ def make_drafter(
     num_steps: int = 600,
     form: Form | None = None,
     show: Callable[[str], None] = lambda message: None,
-) -> Drafter:
-    """A drafter for ``model`` with its trees: spoken, fitted, calibrated.
+) -> tuple[Drafter, Frames]:
+    """A drafter for ``model`` with its trees, and the frames they were grown on: spoken, fitted, calibrated.
 
     texts: to fit on and to calibrate on; num_frames to fit on, a quarter of it to calibrate on; show is told what
     goes on. Raises AssertionError when the drafter would not be small.
@@ -145,4 +145,4 @@ def make_drafter(
         "share": size / whole,
         "licence": "as the model it was fitted for",
     }
-    return replace(drafter, facts=facts)
+    return replace(drafter, facts=facts), calibration_frames
