@@ -18,15 +18,18 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from .load import load_model
+from .load import load_model, resolve
 from .model import Qwen3TTS
 from .prompt import TEXT_FEEDS, Voice, build_prompt, choose_voice, embed_prompt
 from .sampling import MAX_SEED, Sampling
+from .spec_decode.drafter import Drafter, device_name, find, rows_for
 from .spec_decode.stats import Stats
 from .text import prepare
 from .utterance import GenerationError, Steps, Utterance
 
 T = TypeVar("T")
+NO_DRAFTER = "this model has no drafter, which would decode several codes at a time; mlx-tts fit makes one"
+DOES_NOT_PAY = "speculation was measured on this device and does not pay"
 SPEAK_CHUNK_FRAMES = 16  # speak() has no listener to hurry for; larger chunks cost memory and save little
 
 
@@ -86,11 +89,23 @@ def owner() -> Owner:
 
 
 class Engine:
-    """A loaded model that speaks. Safe to call from any thread; ``load`` makes one."""
+    """A loaded model that speaks. Safe to call from any thread; ``load`` makes one.
 
-    def __init__(self, model: Qwen3TTS, wrap: Callable[[Callable], Callable] = mx.compile) -> None:
-        self._model, self._wrap = model, wrap
+    drafter: what speculation drafts with; num_nodes: rows of a round, 1 where speculation does not pay.
+    why_plain: why ``decode=None`` decodes plainly, in a line for people; empty where it speculates.
+    """
+
+    def __init__(
+        self,
+        model: Qwen3TTS,
+        wrap: Callable[[Callable], Callable] = mx.compile,
+        *,
+        drafter: Drafter | None = None,
+        num_nodes: int = 1,
+    ) -> None:
+        self._model, self._wrap, self._drafter, self.num_nodes = model, wrap, drafter, num_nodes
         self._steps: dict[Any, Steps] = {}
+        self.why_plain = NO_DRAFTER if drafter is None else DOES_NOT_PAY if num_nodes == 1 else ""
         self._speech_step = wrap(model.speech_decoder.step)
         self.config = model.config
         self.sample_rate = model.config.sample_rate
@@ -151,14 +166,19 @@ class Engine:
         """Speech in chunks of ``chunk_frames`` x 80 ms, each yielded as soon as it is made; the last is_final.
 
         speaker: one of ``speakers``, may be left out where there is only one; language: "auto", a name or a code
-        such as "en-US"; seed: 0..2**32-1, drawn and reported when None; decode: "plain"; sampling: the
-        checkpoint's own settings when None; text_feed: "full" or "stream" (one text token per frame).
+        such as "en-US"; seed: 0..2**32-1, drawn and reported when None; decode: "spec", "plain", or None for the
+        faster; all give the same codes; sampling: the checkpoint's own settings when None; text_feed: "full" or
+        "stream" (one text token per frame).
         Raises ValueError at the call for anything the model cannot do, GenerationError while iterating.
         """
         text = prepare(text)
         voice = choose_voice(self.config, speaker, language, instruct)
-        if decode not in (None, "plain"):
-            raise ValueError(f"decode is {decode!r}; expected 'plain'")
+        if decode not in (None, "spec", "plain"):
+            raise ValueError(f"decode is {decode!r}; expected 'spec' or 'plain'")
+        if decode == "spec" and self._drafter is None:
+            raise ValueError(f"decode is 'spec', but {self.why_plain}")
+        if decode is None:
+            decode = "plain" if self.why_plain else "spec"
         feed = text_feed or self.text_feed
         if feed not in TEXT_FEEDS:
             raise ValueError(f"text_feed is {text_feed!r}; expected one of {', '.join(TEXT_FEEDS)}")
@@ -168,7 +188,7 @@ class Engine:
             raise ValueError(f"seed is {seed}; expected 0 to {MAX_SEED}")
         if chunk_frames < 1:
             raise ValueError(f"chunk_frames is {chunk_frames}; expected 1 or more")
-        return self._pump(self._chunks(text, voice, seed, sampling or self.sampling, feed, chunk_frames))
+        return self._pump(self._chunks(text, voice, seed, decode, sampling or self.sampling, feed, chunk_frames))
 
     def _pump(self, chunks: Generator[Chunk, None, None]) -> Generator[Chunk, None, None]:
         """Run a generator on the owner thread, one step per item, and close it there when the caller is done."""
@@ -179,14 +199,15 @@ class Engine:
             owner().run(chunks.close)
 
     def _chunks(
-        self, text: str, voice: Voice, seed: int, sampling: Sampling, feed: str, chunk_frames: int
+        self, text: str, voice: Voice, seed: int, decode: str, sampling: Sampling, feed: str, chunk_frames: int
     ) -> Generator[Chunk, None, None]:
         start = time.perf_counter()
         model = self._model
         prompt = build_prompt(self.config, model.tokenizer, text, voice, feed)
         prefill, trailing = embed_prompt(prompt, model.code_decoder)
-        frames = Utterance(self._steps_for(sampling), prefill, trailing, sampling, seed).frames()
-        stats = Stats(seed, "plain", 0, self.config.frame_rate_hz, 0.0, 0.0, 0.0)
+        utterance = Utterance(self._steps_for(sampling, decode), prefill, trailing, sampling, seed)
+        frames, count = utterance.frames(), utterance.tally.counts
+        stats = Stats(seed, decode, 0, self.config.frame_rate_hz, 0.0, 0.0, 0.0, **count())
         state, rows, reason = model.speech_decoder.initial_state(1), [], None
         while not reason:
             row, reason = next(frames)
@@ -202,15 +223,19 @@ class Engine:
                 total_s=now - start,
                 speech_s=stats.speech_s + now - begin,
                 time_to_first_audio_s=stats.time_to_first_audio_s or now - start,
+                **count(),
             )
             yield Chunk(audio, np.stack(rows), reason is not None, reason, stats)
             rows = []
         mx.clear_cache()  # once per utterance: buffers of lengths that may never come again
 
-    def _steps_for(self, sampling: Sampling) -> Steps:
-        key = (sampling.first.form, sampling.rest.form)
+    def _steps_for(self, sampling: Sampling, decode: str) -> Steps:
+        key = (sampling.first.form, sampling.rest.form, decode)
         if key not in self._steps:
-            self._steps[key] = Steps(self._model, sampling, self._wrap)
+            drafter, num_nodes = (self._drafter, self.num_nodes) if decode == "spec" else (None, 1)
+            if drafter and num_nodes == 1:  # it does not pay, and is asked for
+                num_nodes = drafter.facts["num_nodes"]
+            self._steps[key] = Steps(self._model, sampling, self._wrap, drafter=drafter, num_nodes=num_nodes)
         return self._steps[key]
 
     def _speak_rows(self, rows: list[np.ndarray], chunk_frames: int, state: Any, frame: int) -> tuple[np.ndarray, Any]:
@@ -248,18 +273,29 @@ class Engine:
         return owner().run(run)
 
 
-def load(model: str | Path | None = None, *, dtype: str | None = None, compile: bool | None = None) -> Engine:
+def load(
+    model: str | Path | None = None,
+    *,
+    dtype: str | None = None,
+    drafter: str | Path | None = None,
+    compile: bool | None = None,
+) -> Engine:
     """An Engine for a model folder, a hub id, or the built-in voice when None.
 
-    dtype: see ``load.load_model``. compile: whether frames run as compiled graphs; None means on a GPU only, since
-    on the CPU the first run compiles some thirty kernels with g++ at about a second each (then cached on disk) to
-    be about twice as fast afterwards. Raises ModelError when the model cannot be used.
+    dtype: see ``load.load_model``; drafter: see ``spec_decode.drafter.find``. compile: whether frames run as compiled
+    graphs; None means on a GPU only, since on the CPU the first run compiles some thirty kernels with g++ at about a
+    second each (then cached on disk) to be about twice as fast afterwards.
+    Raises ModelError when the model or the drafter cannot be used.
     """
 
     def build() -> Engine:
         on_gpu = mx.default_device() == mx.Device(mx.gpu)
-        wrap = mx.compile if (on_gpu if compile is None else compile) else _as_it_is
-        return Engine(load_model(model, dtype=dtype), wrap)
+        compiled = on_gpu if compile is None else compile
+        folder = resolve(model)
+        loaded = load_model(folder, dtype=dtype)
+        drafts = find(folder, loaded.multi_code_decoder, loaded.fingerprint, drafter)
+        num_nodes = rows_for(drafts, device_name(loaded.dtype, compiled)) if drafts else 1
+        return Engine(loaded, mx.compile if compiled else _as_it_is, drafter=drafts, num_nodes=num_nodes)
 
     return owner().run(build)
 

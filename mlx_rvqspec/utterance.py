@@ -1,7 +1,7 @@
 """The frames of one text: what one frame leaves for the next, and the compiled calls between them.
 
-A frame costs two calls: ``decode`` (hidden and code 0 -> 16 codes) and ``advance`` (the codes and the next text
-embedding -> the next hidden, code 0 and noise).
+A frame costs two calls: ``decode`` (hidden and code 0 -> 16 codes), or a few rounds of speculation in its place, and
+``advance`` (the codes and the next text embedding -> the next hidden, code 0 and noise).
 """
 
 from collections import deque
@@ -15,6 +15,10 @@ import numpy as np
 from .cache import KVCache, grow, round_up
 from .model import Qwen3TTS
 from .sampling import Sampling, choose, first_code_scores, frame_noise
+from .spec_decode.drafter import Drafter
+from .spec_decode.frames import in_bursts
+from .spec_decode.rounds import Rounds
+from .spec_decode.stats import Tally
 
 
 class GenerationError(RuntimeError):
@@ -41,9 +45,20 @@ class Request(NamedTuple):
 
 
 class Steps:
-    """The calls of one model for one form of sampling; ``wrap`` is ``mx.compile``, or the identity for the oracle."""
+    """The calls of one model for one form of sampling; ``wrap`` is ``mx.compile``, or the identity for the oracle.
 
-    def __init__(self, model: Qwen3TTS, sampling: Sampling, wrap: Callable[[Callable], Callable] = mx.compile) -> None:
+    drafter: speculate with it, in rounds of ``num_nodes`` rows; decode plainly when None. The codes are the same.
+    """
+
+    def __init__(
+        self,
+        model: Qwen3TTS,
+        sampling: Sampling,
+        wrap: Callable[[Callable], Callable] = mx.compile,
+        *,
+        drafter: Drafter | None = None,
+        num_nodes: int = 1,
+    ) -> None:
         self.model = model
         self.first_form, self.rest_form = sampling.first.form, sampling.rest.form
         ids = model.config.code_decoder
@@ -53,6 +68,21 @@ class Steps:
         self.choose_first = wrap(self._choose_first)
         self.decode = wrap(self._decode)
         self.advance = wrap(self._advance)
+        self.rounds = self._rounds(drafter, num_nodes, wrap) if drafter else None
+        self.frame = self._speculate if drafter else self._decode_plainly
+
+    def _rounds(self, drafter: Drafter, num_nodes: int, wrap: Callable[[Callable], Callable]) -> Rounds:
+        decoder, (tree, first_tree) = self.model.multi_code_decoder, drafter.trees[num_nodes]
+        proposer = drafter.proposer(decoder, self.rest_form, tree, first_tree)
+        return Rounds(decoder, proposer, tree, first_tree, self.rest_form, wrap=wrap)
+
+    def new_tally(self) -> Tally:
+        """For the origins of the codes that ``frame`` returns."""
+        num_codes, alone = self.model.multi_code_decoder.num_codes, np.zeros(1, dtype=np.int32)
+        if not self.rounds:
+            return Tally(alone, alone, drafts_first=False, num_codes=num_codes)
+        drafts_first = self.rounds.first_rows.num_nodes > 1
+        return Tally(self.rounds.depth, self.rounds.rank, drafts_first=drafts_first, num_codes=num_codes)
 
     def _choose_first(
         self, hidden: mx.array, seen: mx.array, frame: mx.array, request: Request
@@ -75,6 +105,18 @@ class Steps:
         rest = self.model.multi_code_decoder.decode_frame(hidden, first, noise, self.rest_form, knobs)
         return mx.concatenate([code0[:, None], rest], axis=1)
 
+    def _decode_plainly(self, state: FrameState, knobs: mx.array) -> tuple[mx.array, mx.array]:
+        """The codes of a frame and their origins [B, 16], see ``rounds.RoundState``: none is a draft."""
+        codes = self.decode(state.hidden, state.code0, state.noise, knobs)
+        return codes, mx.zeros_like(codes)
+
+    def _speculate(self, state: FrameState, knobs: mx.array) -> tuple[mx.array, mx.array]:
+        """The same codes and their origins, in rounds: the host waits here until they are known."""
+        assert self.rounds
+        first = self.model.code_decoder.embed_codes(state.code0)
+        done = in_bursts(self.rounds, state.hidden, state.code0, first, state.noise, knobs)
+        return done.codes, done.origin
+
     def _advance(
         self, codes: mx.array, text: mx.array, past: tuple[mx.array, KVCache], frame: mx.array, request: Request
     ) -> tuple[mx.array, mx.array, mx.array, mx.array, KVCache]:
@@ -90,12 +132,14 @@ class Steps:
 
 
 class Utterance:
-    """The frames of one text, one after another."""
+    """The frames of one text, one after another; tally: how their codes came about so far."""
 
     ahead = 1  # plain decoding needs nothing from the host between frames
 
     def __init__(self, steps: Steps, prefill: mx.array, trailing: mx.array, sampling: Sampling, seed: int):
-        self.steps, self.trailing = steps, trailing
+        self.steps, self.trailing, self.tally = steps, trailing, steps.new_tally()
+        if steps.rounds:
+            self.ahead = 0  # the host waits for a frame's rounds: none before it is known that the speech goes on
         self.max_frames, self.knobs = sampling.max_frames, sampling.rest.knobs
         self.request = Request(
             seed=mx.array([seed], dtype=mx.uint32),
@@ -111,12 +155,12 @@ class Utterance:
         code0, noise, seen = steps.choose_first(hidden[:, -1], seen, mx.array(0, dtype=mx.uint32), self.request)
         self.state = FrameState(hidden[:, -1], code0, noise, seen, cache)
 
-    def _enqueue(self, frame: int) -> tuple[mx.array, mx.array]:
-        """Start the work of ``frame`` and of choosing what follows; nothing here waits for the device.
+    def _enqueue(self, frame: int) -> tuple[mx.array, mx.array, mx.array]:
+        """Start the work of ``frame`` and of choosing what follows; in plain decoding nothing here waits.
 
-        Returns the frame's codes [1, 16] and code 0 of the next frame [1].
+        Returns the frame's codes [1, 16] and their origins, and code 0 of the next frame [1].
         """
-        codes = self.steps.decode(self.state.hidden, self.state.code0, self.state.noise, self.knobs)
+        codes, origin = self.steps.frame(self.state, self.knobs)
         self.num_slots += 1
         if self.num_slots > self.state.cache.capacity:
             self.state = self.state._replace(cache=grow(self.state.cache, round_up(self.num_slots)))
@@ -130,8 +174,8 @@ class Utterance:
                 self.request,
             )
         )
-        mx.async_eval(codes, self.state)
-        return codes, self.state.code0
+        mx.async_eval(codes, origin, self.state)
+        return codes, origin, self.state.code0
 
     def frames(self) -> Iterator[tuple[np.ndarray, str | None]]:
         """Codes [16] int32 of each frame, and why it is the last one: "stop", "length" or None.
@@ -140,10 +184,11 @@ class Utterance:
         is that much work thrown away at the end.
         """
         todo = iter(range(self.max_frames))
-        flight = deque(self._enqueue(frame) for frame in islice(todo, 1 + self.ahead))
+        flight: deque[tuple[mx.array, mx.array, mx.array]] = deque()
         frame = 0
-        while flight:
-            codes, next_code0 = flight.popleft()
+        while True:
+            flight.extend(self._enqueue(number) for number in islice(todo, 1 + self.ahead - len(flight)))
+            codes, origin, next_code0 = flight.popleft()
             row = np.array(codes[0])  # waits: the caller needs this frame
             code = int(np.array(next_code0)[0])  # the same wait: whether speech ends here decides what is done next
             if row.min() < 0 or code < 0:
@@ -151,8 +196,7 @@ class Utterance:
                 raise GenerationError(f"logits of frame {bad} are not finite; try dtype='float32'")
             frame += 1
             reason = "stop" if code == self.steps.eos else "length" if frame == self.max_frames else None
-            if not reason:
-                flight.extend(self._enqueue(next_frame) for next_frame in islice(todo, 1))
+            self.tally.add(np.array(origin[0]))
             yield row, reason
             if reason:
                 return

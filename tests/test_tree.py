@@ -13,7 +13,7 @@ BUSH = Tree(((1,), (0,), (0, 2), (1, 0), (0, 0), (0, 0, 0)))
 
 def grown(num_nodes: int, num_depths: int, num_candidates: int, seed: int) -> Tree:
     """A random tree: nodes are added under random nodes."""
-    draw, nodes = random.Random(seed), [()]
+    draw, nodes = random.Random(seed), list[tuple[int, ...]]([()])
     while len(nodes) < num_nodes:
         path = (*draw.choice(nodes), draw.randrange(num_candidates))
         if len(path) <= num_depths and path not in nodes:

@@ -23,7 +23,6 @@ def in_bursts(
         for _ in range(-(-num_left // rounds.rows.most)):
             mx.async_eval(state)
             state = rounds.next(state, noise, knobs)
-        state = RoundState(*state)
         num_left = rounds.num_slots - int(np.array(state.slot).min())  # waits: it decides how many rounds follow
         if not num_left:
             return state
@@ -37,7 +36,6 @@ def ahead(
     while True:
         following = rounds.next(state, noise, knobs)
         mx.async_eval(state, following)
-        state = RoundState(*state)
         if np.array(state.slot).min() == rounds.num_slots:  # waits, while the device works on
             return state
         state = following

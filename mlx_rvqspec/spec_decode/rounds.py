@@ -53,6 +53,12 @@ class RoundState(NamedTuple):
     nodes: mx.array  # [B, N] int32: the root's code and the drafted ones
 
 
+def named(state: tuple) -> RoundState:
+    """The state that goes into or comes out of a compiled call, where tuples lose their names."""
+    cache, *rest = state
+    return RoundState(FrameCache(*cache), *rest)
+
+
 class Rows:
     """What a round knows of its tree, on the device."""
 
@@ -98,13 +104,19 @@ class Rounds:
         self.num_slots, self.num_entries = model.num_codes + 1, model.lm_head.weight.shape[1]
         self.cos, self.sin = (table[0, 0] for table in model.at_slots(0, self.num_slots))
         self.slots = mx.arange(self.num_slots)
-        self.first = wrap(self._first)
-        self.next = wrap(self._next)
+        self._first_call, self._next_call = wrap(self._first), wrap(self._next)
+
+    def first(self, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array) -> RoundState:
+        """The round that starts a frame: hidden, first as in ``MultiCodeDecoder.prefill``, code0 [B] int32."""
+        return named(self._first_call(hidden, code0, first, noise, knobs))
+
+    def next(self, state: RoundState, noise: mx.array, knobs: mx.array) -> RoundState:
+        """Any later round."""
+        return named(self._next_call(state, noise, knobs))
 
     def _first(
         self, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array
     ) -> RoundState:
-        """The round that starts a frame; hidden, first: as in ``MultiCodeDecoder.prefill``; code0: [B] int32."""
         rows = self.first_rows
         slot = mx.ones_like(code0)
         x, nodes = mx.stack([hidden, first], axis=1), code0[:, None]
@@ -122,8 +134,7 @@ class Rounds:
         return self._settle(rows, state, states[:, 1:], new, noise, knobs)
 
     def _next(self, state: RoundState, noise: mx.array, knobs: mx.array) -> RoundState:
-        """Any later round."""
-        state, rows = RoundState(*state), self.rows
+        state, rows = named(state), self.rows
         states, new = self.verify(state)
         return self._settle(rows, state, states, new, noise, knobs)
 
@@ -136,7 +147,7 @@ class Rounds:
         slots = self._slots(rows, state.slot)
         cached = mx.broadcast_to((self.slots < state.slot[:, None])[:, None], (B, N, self.num_slots))
         seen = mx.concatenate([cached, mx.broadcast_to(rows.ancestors, (B, N, N))], axis=2)
-        caches = [Joined(past) for past in zip(*FrameCache(*state.cache))]
+        caches = [Joined(past) for past in zip(*state.cache)]
         return self._run(self._embed(state.nodes, slots), slots, seen[:, None], caches)
 
     def logits(self, rows: Rows, states: mx.array, slot: mx.array) -> tuple[mx.array, mx.array]:
@@ -156,8 +167,8 @@ class Rounds:
     def _run(self, x: mx.array, slots: mx.array, seen: mx.array, caches: list[Joined]) -> tuple[mx.array, FrameCache]:
         position = self.cos[slots][:, None], self.sin[slots][:, None]
         states = self.model(x, position, seen, caches)
-        keys, values = zip(*(cache.new for cache in caches))
-        return states, FrameCache(mx.stack(keys), mx.stack(values))
+        keys, values = (mx.stack([cache.new[part] for cache in caches]) for part in range(2))
+        return states, FrameCache(keys, values)
 
     def _settle(
         self, rows: Rows, state: RoundState, states: mx.array, new: FrameCache, noise: mx.array, knobs: mx.array
