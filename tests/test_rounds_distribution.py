@@ -113,8 +113,8 @@ def sampled(choice: Choice, first: mx.array, seed: int) -> np.ndarray:
     return np.concatenate(frames)
 
 
-# Seeds are fixed, so a setting passes always or never. Seed 0 of the first one is a bad draw: p = 3e-5 at codebook 3, in
-# plain decoding alike; over the 25 seeds from 100 on, p at that codebook is spread evenly, 0.02 to 0.89.
+# Seeds are fixed, so a setting passes always or never. Seed 0 is a bad draw for the first one: p = 3e-5 at codebook 3,
+# in plain decoding alike; over the 25 seeds from 100 on, p at that codebook is spread evenly, 0.02 to 0.89.
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_frequencies_are_those_of_the_filtered_softmax(choice: Choice):

@@ -68,7 +68,9 @@ class Rows:
         self.tree, self.num_nodes, self.first_node = tree, tree.num_nodes, first_node
         self.most = tree.num_depths + 1  # codes a round commits
         self.depth, self.parent = mx.array(tree.depth), mx.array(tree.parent)
+        self.depths = mx.array(np.arange(self.most))
         self.ancestors = mx.array(tree.ancestors)
+        self.after_slot_0 = mx.array(np.pad(tree.ancestors, [(1, 0), (1, 0)]) | (np.arange(tree.num_nodes + 1) == 0))
         self.paths = mx.array(np.pad(tree.path_table, [(0, 0), (0, 1)]))  # a last column: what follows the deepest
 
     def lay(self, root: mx.array, candidates: mx.array) -> mx.array:
@@ -76,7 +78,8 @@ class Rows:
         tree, (B, K, M) = self.tree, candidates.shape
         assert K >= tree.num_depths and M >= max(tree.num_candidates), f"{K} x {M} candidates do not cover the tree"
         index = mx.array((tree.depth[1:] - 1) * M + tree.rank[1:])
-        return mx.concatenate([root[:, None], candidates.reshape(B, -1)[:, index].astype(mx.int32)], axis=1)
+        drafted = mx.take(candidates.reshape(B, -1), index, axis=1).astype(mx.int32)
+        return mx.concatenate([root[:, None], drafted], axis=1)
 
 
 class Rounds:
@@ -104,6 +107,7 @@ class Rounds:
         self.num_slots, self.num_entries = model.num_codes + 1, model.lm_head.weight.shape[1]
         self.cos, self.sin = (table[0, 0] for table in model.at_slots(0, self.num_slots))
         self.slots = mx.arange(self.num_slots)
+        mx.eval(self.cos, self.sin, self.slots)  # a captured graph would be computed again in every call
         self._first_call, self._next_call = wrap(self._first), wrap(self._next)
 
     def first(self, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array) -> RoundState:
@@ -124,8 +128,7 @@ class Rounds:
             nodes = rows.lay(code0, self.proposer.propose_first(hidden, first, noise, knobs))
             x = mx.concatenate([x, self._embed(nodes, self._slots(rows, slot))[:, 1:]], axis=1)
         slots = mx.pad(self._slots(rows, slot), [(0, 0), (1, 0)])
-        seen = mx.pad(rows.ancestors, [(1, 0), (1, 0)]) | (mx.arange(rows.num_nodes + 1) == 0)
-        states, new = self._run(x, slots, seen, [Joined() for _ in self.model.model.layers])
+        states, new = self._run(x, slots, rows.after_slot_0, [Joined() for _ in self.model.model.layers])
         room = [(0, 0)] * 3 + [(0, self.num_slots - 1), (0, 0)]
         cache = FrameCache(*(mx.pad(x[..., :1, :], room) for x in new))
         new = FrameCache(*(x[..., 1:, :] for x in new))
@@ -152,7 +155,7 @@ class Rounds:
 
     def logits(self, rows: Rows, states: mx.array, slot: mx.array) -> tuple[mx.array, mx.array]:
         """Logits [B, N, V], each row through its depth's head, and these heads [B, K+1], one per depth."""
-        heads = mx.minimum(slot[:, None] + mx.arange(rows.most), self.num_slots - 1) - 1
+        heads = mx.minimum(slot[:, None] + rows.depths, self.num_slots - 1) - 1
         parts = [self.model.lm_head(states[:, a:b], heads[:, d]) for d, (a, b) in enumerate(rows.spans)]
         return mx.concatenate(parts, axis=1), heads
 
@@ -175,7 +178,7 @@ class Rounds:
     ) -> RoundState:
         """Accept, commit and draft once the tree rows have run: states [B, N, D], new keys and values of N rows."""
         logits, heads = self.logits(rows, states, state.slot)
-        row_noise = mx.take_along_axis(noise, heads[..., None], axis=1)[:, rows.depth]
+        row_noise = mx.take(mx.take_along_axis(noise, heads[..., None], axis=1), rows.depth, axis=1)
         targets = choose(logits, row_noise, self.form, knobs)
         # no node has code -1: what is not finite ends the path and is committed as -1, as in plain decoding
         targets = mx.where(mx.isfinite(logits.astype(mx.float32)).all(axis=-1), targets, -1)
@@ -231,7 +234,7 @@ def accept(rows: Rows, nodes: mx.array, targets: mx.array, num_left: mx.array) -
     nodes, targets: [B, N] int32; num_left: [B] codes the frame still lacks. A path commits one code per node and the
     target of its end, which does not exist after the last codebook.
     """
-    right = (nodes == targets[:, rows.parent]) & (rows.depth <= num_left[:, None]) | (rows.depth == 0)
+    right = (nodes == mx.take(targets, rows.parent, axis=1)) & (rows.depth <= num_left[:, None]) | (rows.depth == 0)
     whole = (right[:, None] | ~rows.ancestors).all(axis=-1)
     length = mx.where(whole, rows.depth + 1, 0)
     return mx.argmax(length, axis=1).astype(mx.int32), mx.minimum(length.max(axis=1), num_left)
