@@ -64,10 +64,6 @@ def silent(message: str) -> None:
     pass
 
 
-def option(panel: str, help: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **more)
-
-
 Text = Annotated[str, typer.Argument(metavar="TEXT|-", help="What to say; - reads it from stdin.", show_default=False)]
 Output = Annotated[
     str | None, option("Output", "File, or - for stdout; else play, or speech.wav.", "--output", "-o", metavar="FILE|-")
@@ -87,6 +83,7 @@ Instruct = Annotated[str | None, option("Voice", "How to speak, or the voice to 
 Clean = Annotated[bool, option("Voice", "Leave out markdown, emoji and web addresses.", "--clean")]
 Dtype = Annotated[Literal["float32", "bfloat16", "float16"] | None, option("Decoding", "Precision of the weights.")]
 Decode = Annotated[Literal["auto", "plain", "spec"], option("Decoding", "Speculative or not; the codes are the same.")]
+Drafter = Annotated[str | None, option("Decoding", "Drafter file, or none; else the model's own.", metavar="FILE")]
 TextFeed = Annotated[Literal["full", "stream"] | None, option("Decoding", "Text at once, or a token per frame.")]
 Seed = Annotated[
     int | None, option("Decoding", "The same seed gives the same speech.", min=0, max=MAX_SEED, metavar="N")
@@ -116,6 +113,7 @@ def speak(
     clean: Clean = False,
     dtype: Dtype = None,
     decode: Decode = "auto",
+    drafter: Drafter = None,
     text_feed: TextFeed = None,
     seed: Seed = None,
     max_frames: Frames = None,
@@ -144,8 +142,7 @@ def speak(
     how["seed"] = secrets.randbits(32) if seed is None else seed
     tell = silent if quiet or as_json else say
     with usage_faults():
-        check_output(output, force)
-        format = choose_format(output or f"speech.{format or 'wav'}", format)
+        format = check_output(output, format, force)
         text = prepare(clean_text(read(text)) if clean else read(text))
         Sampling(**settings)
         folder = resolve(model)
@@ -155,11 +152,11 @@ def speak(
     with ExitStack() as stack:
         writes, where = open_outputs(stack, output, format, play, config.sample_rate, how["seed"], tell)
         show = stack.enter_context(progress(not quiet))
-        engine = load(folder, dtype=dtype)
+        engine = load(folder, dtype=dtype, drafter=drafter)
         with usage_faults():
             chunks = engine.stream(text, sampling=replace(engine.sampling, **settings), **how)
         last = drain(chunks, writes, show)
-    report(last, {"output": where, "speaker": voice.speaker, "language": voice.language}, as_json, tell)
+    report(last, {"output": where, **asdict(voice), "why_plain": engine.why_plain}, as_json, tell)
 
 
 def read(text: str) -> str:
@@ -172,20 +169,20 @@ def hint(text: str, language: str, tell: Tell) -> None:
         tell("no letters in the text to tell its language by; --language says how to read it")
 
 
-def check_output(output: str | None, force: bool) -> None:
-    """Raise ValueError where ``open_outputs`` would fail, or overwrite what it should not."""
-    if output is None:
-        return
-    path = Path(output)
+def check_output(output: str | None, format: str | None, force: bool) -> str:
+    """The format for `output`. Raises ValueError where ``open_outputs`` would fail, or overwrite unasked."""
+    path = Path(output or "")
     if output == "-":
         if sys.stdout is None or sys.stdout.isatty():
             raise ValueError("stdout is a terminal or closed; pipe it into a program, or name a file with -o")
-    elif path.exists() and not path.is_file():
-        raise ValueError(f"{output} is a folder or device; name a file")
-    elif not path.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent}; create it first")
-    elif path.exists() and not force:
-        raise ValueError(f"{output} exists; --force replaces it")
+    elif output is not None:
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{output} is a folder or device; name a file")
+        if not path.parent.is_dir():
+            raise ValueError(f"there is no folder {path.parent}; create it first")
+        if path.exists() and not force:
+            raise ValueError(f"{output} exists; --force replaces it")
+    return choose_format(output or f"speech.{format or 'wav'}", format)
 
 
 def open_outputs(
@@ -243,17 +240,19 @@ def drain(chunks: Iterator[Chunk], writes: list[Write], show: Tell) -> Chunk:
     return last
 
 
-def report(last: Chunk, facts: dict[str, str | None], as_json: bool, tell: Tell) -> None:
+def report(last: Chunk, facts: dict[str, Any], as_json: bool, tell: Tell) -> None:
     """The line, or object, that sums a run up; exits with GENERATION if the speech did not end by itself."""
     stats = last.stats
     if as_json:
         facts |= {"finish_reason": last.finish_reason}
-        measured = {"audio_s": stats.audio_s, "realtime_factor": stats.realtime_factor}
+        names = ("audio_s", "realtime_factor", "codes_per_round", "acceptance", "acceptance_by_depth")
+        measured = {name: getattr(stats, name) for name in names}
         print(json.dumps(facts | asdict(stats) | measured), file=sys.stderr if facts["output"] == "stdout" else None)
     else:
         tell(
             f"{facts['output']}: {stats.frames} frames, {stats.audio_s:.2f} s of speech in {stats.total_s:.2f} s, "
-            f"RTF {stats.realtime_factor:.2f}, first sound after {stats.time_to_first_audio_s:.2f} s, seed {stats.seed}"
+            f"RTF {stats.realtime_factor:.2f}, first sound after {stats.time_to_first_audio_s:.2f} s, "
+            f"{stats.codes_per_round:.2f} codes per round ({stats.decode}), seed {stats.seed}"
         )
     if last.finish_reason != "stop":
         what = f"ended by {last.finish_reason} after {stats.frames} frames, before the text did"
@@ -289,6 +288,87 @@ def info(model: Model = None, as_json: Json = False) -> None:
     else:
         for name, value in facts.items():
             print(f"{name:14} {', '.join(value) if isinstance(value, tuple) else value}")
+
+
+@app.command()
+def voices(model: Model = None, as_json: Json = False) -> None:
+    """List the speakers of a model, one a line."""
+    config = read_config(resolve(model))
+    print(json.dumps(config.speakers) if as_json else "\n".join(config.speakers))
+
+
+@app.command()
+def info(model: Model = None, as_json: Json = False) -> None:
+    """Show a model, and what it would run on, without loading its weights."""
+    folder = resolve(model)
+    config = read_config(folder)
+    facts = {
+        "model": str(folder),
+        "kind": config.tts_model_type,
+        "size": config.tts_model_size,
+        "speakers": config.speakers,
+        "languages": config.languages,
+        "sample_rate": config.sample_rate,
+        "frame_rate_hz": config.frame_rate_hz,
+        "codebooks": config.code_decoder.num_code_groups,
+        "device": "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu",
+        "versions": (f"mlx_rvqspec {__version__}", f"mlx {metadata.version('mlx')}"),
+    }
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        for name, value in facts.items():
+            print(f"{name:14} {', '.join(value) if isinstance(value, tuple) else value}")
+
+
+@app.command()
+def fit(
+    model: Annotated[str | None, typer.Argument(help="Model folder or hub id; else the built-in voice.")] = None,
+    text: Annotated[Path | None, fit_option("Texts to speak, one a line; else the package's own.", "FILE")] = None,
+    output: Annotated[Path | None, fit_option("Else where speak looks for it.", "FILE", "--output", "-o")] = None,
+    frames: Annotated[int, fit_option("Frames of 80 ms to fit on (6000).", "N", min=32)] = 6000,
+    steps: Annotated[int, fit_option("Steps of the optimiser (600).", "N", min=1)] = 600,
+    seed: Annotated[int, fit_option("Of the speech and of the fit (0).", "N", min=0, max=MAX_SEED // 2)] = 0,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the drafter there is: only measure this device.")] = False,
+    dtype: Dtype = None,
+    quiet: Quiet = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Make a model's drafter, with which it decodes several codes at a time, and measure what that brings here."""
+    from .fit.collect import collect  # not needed to speak
+    from .fit.device import choose_rows, measure_here
+    from .fit.run import make_drafter, texts_for
+
+    with usage_faults():
+        texts, folder = texts_for(text), resolve(model)
+    with progress(not quiet) as show:
+        loaded = load_model(folder, dtype=dtype)
+        if keep:
+            drafter, path = find(folder, loaded.multi_code_decoder, loaded.fingerprint, None), None
+            if drafter is None:
+                raise Fault(FILES, "there is no drafter to keep; without --keep one is made")
+            spoken = collect(loaded, texts[1], 1, seed=seed)
+        else:
+            path = output or cache_folder() / loaded.fingerprint / DRAFTER_FILE
+            drafter, spoken = make_drafter(loaded, texts, num_frames=frames, seed=seed, num_steps=steps, show=show)
+            save(drafter, path)
+        show("measuring rounds")
+        costs = measure_here(loaded, drafter, spoken)
+    chosen = choose_rows(costs)
+    if as_json:
+        facts = {"drafter": path and str(path), "num_nodes": chosen, "costs": [asdict(cost) for cost in costs]}
+        print(json.dumps(facts | dict(drafter.facts)))
+        return
+    tell = silent if quiet else say
+    tell("rows a round  codes a round  ms a round  ms a code  speed-up")
+    for cost in costs:
+        figures = f"{cost.codes_per_round:13.2f}  {1e3 * cost.round_s:10.2f}  {1e3 * cost.code_s:9.2f}"
+        mark = "  <- used here" if cost.num_nodes == chosen else ""
+        tell(f"{cost.num_nodes:13}  {figures}  {costs[0].code_s / cost.code_s:7.2f}x{mark}")
+    if chosen == 1:
+        tell("speculation does not pay on this device: speak decodes plainly")
+    if path:
+        print(path)
 
 
 @app.callback(invoke_without_command=True)

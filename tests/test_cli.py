@@ -96,6 +96,14 @@ def test_json_is_one_object_on_stdout(run):
     assert facts["finish_reason"] == "stop" and facts["realtime_factor"] > 0 and facts["frames"] > 0
 
 
+def test_speculation_that_cannot_run_is_refused_and_auto_says_why_it_is_off(run):
+    facts = json.loads(run(*HELLO, "-o", "a.wav", "--json", "--drafter", "none")[1])
+    assert (facts["decode"], facts["codes_per_round"]) == ("plain", 1) and "no drafter" in facts["why_plain"]
+    code, _, err = run(*HELLO, "-o", "b.wav", "--decode", "spec", "--drafter", "none")
+    assert code == 2 and "no drafter" in err
+    assert run(*HELLO, "-o", "b.wav", "--drafter", "missing")[0] == 3
+
+
 def test_json_makes_room_for_piped_sound(run):
     _, out, err = run(*HELLO, "-o", "-", "--json")
     assert out.startswith(b"RIFF") and json.loads(err)["output"] == "stdout"
