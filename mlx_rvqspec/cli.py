@@ -64,6 +64,10 @@ def silent(message: str) -> None:
     pass
 
 
+def option(panel: str, help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **more)
+
+
 Text = Annotated[str, typer.Argument(metavar="TEXT|-", help="What to say; - reads it from stdin.", show_default=False)]
 Output = Annotated[
     str | None, option("Output", "File, or - for stdout; else play, or speech.wav.", "--output", "-o", metavar="FILE|-")
@@ -288,87 +292,6 @@ def info(model: Model = None, as_json: Json = False) -> None:
     else:
         for name, value in facts.items():
             print(f"{name:14} {', '.join(value) if isinstance(value, tuple) else value}")
-
-
-@app.command()
-def voices(model: Model = None, as_json: Json = False) -> None:
-    """List the speakers of a model, one a line."""
-    config = read_config(resolve(model))
-    print(json.dumps(config.speakers) if as_json else "\n".join(config.speakers))
-
-
-@app.command()
-def info(model: Model = None, as_json: Json = False) -> None:
-    """Show a model, and what it would run on, without loading its weights."""
-    folder = resolve(model)
-    config = read_config(folder)
-    facts = {
-        "model": str(folder),
-        "kind": config.tts_model_type,
-        "size": config.tts_model_size,
-        "speakers": config.speakers,
-        "languages": config.languages,
-        "sample_rate": config.sample_rate,
-        "frame_rate_hz": config.frame_rate_hz,
-        "codebooks": config.code_decoder.num_code_groups,
-        "device": "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu",
-        "versions": (f"mlx_rvqspec {__version__}", f"mlx {metadata.version('mlx')}"),
-    }
-    if as_json:
-        print(json.dumps(facts))
-    else:
-        for name, value in facts.items():
-            print(f"{name:14} {', '.join(value) if isinstance(value, tuple) else value}")
-
-
-@app.command()
-def fit(
-    model: Annotated[str | None, typer.Argument(help="Model folder or hub id; else the built-in voice.")] = None,
-    text: Annotated[Path | None, fit_option("Texts to speak, one a line; else the package's own.", "FILE")] = None,
-    output: Annotated[Path | None, fit_option("Else where speak looks for it.", "FILE", "--output", "-o")] = None,
-    frames: Annotated[int, fit_option("Frames of 80 ms to fit on (6000).", "N", min=32)] = 6000,
-    steps: Annotated[int, fit_option("Steps of the optimiser (600).", "N", min=1)] = 600,
-    seed: Annotated[int, fit_option("Of the speech and of the fit (0).", "N", min=0, max=MAX_SEED // 2)] = 0,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the drafter there is: only measure this device.")] = False,
-    dtype: Dtype = None,
-    quiet: Quiet = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-) -> None:
-    """Make a model's drafter, with which it decodes several codes at a time, and measure what that brings here."""
-    from .fit.collect import collect  # not needed to speak
-    from .fit.device import choose_rows, measure_here
-    from .fit.run import make_drafter, texts_for
-
-    with usage_faults():
-        texts, folder = texts_for(text), resolve(model)
-    with progress(not quiet) as show:
-        loaded = load_model(folder, dtype=dtype)
-        if keep:
-            drafter, path = find(folder, loaded.multi_code_decoder, loaded.fingerprint, None), None
-            if drafter is None:
-                raise Fault(FILES, "there is no drafter to keep; without --keep one is made")
-            spoken = collect(loaded, texts[1], 1, seed=seed)
-        else:
-            path = output or cache_folder() / loaded.fingerprint / DRAFTER_FILE
-            drafter, spoken = make_drafter(loaded, texts, num_frames=frames, seed=seed, num_steps=steps, show=show)
-            save(drafter, path)
-        show("measuring rounds")
-        costs = measure_here(loaded, drafter, spoken)
-    chosen = choose_rows(costs)
-    if as_json:
-        facts = {"drafter": path and str(path), "num_nodes": chosen, "costs": [asdict(cost) for cost in costs]}
-        print(json.dumps(facts | dict(drafter.facts)))
-        return
-    tell = silent if quiet else say
-    tell("rows a round  codes a round  ms a round  ms a code  speed-up")
-    for cost in costs:
-        figures = f"{cost.codes_per_round:13.2f}  {1e3 * cost.round_s:10.2f}  {1e3 * cost.code_s:9.2f}"
-        mark = "  <- used here" if cost.num_nodes == chosen else ""
-        tell(f"{cost.num_nodes:13}  {figures}  {costs[0].code_s / cost.code_s:7.2f}x{mark}")
-    if chosen == 1:
-        tell("speculation does not pay on this device: speak decodes plainly")
-    if path:
-        print(path)
 
 
 @app.callback(invoke_without_command=True)
