@@ -285,6 +285,7 @@ def info(model: Model = None, as_json: Json = False) -> None:
         "frame_rate_hz": config.frame_rate_hz,
         "codebooks": config.code_decoder.num_code_groups,
         "device": "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu",
+        "blas": sys.modules["mlx_rvqspec"].BLAS or "MLX's own",  # chosen before this module could be
         "versions": (f"mlx_rvqspec {__version__}", f"mlx {metadata.version('mlx')}"),
     }
     if as_json:
