@@ -144,9 +144,7 @@ def test_convolve_is_conv1d(kernel, dilation, monkeypatch):
 # Streaming
 
 
-@pytest.mark.parametrize(
-    "sizes", [[1], [2], [3], [7], [12], [13], [25], [25, 1, 11, 3, 1], [5, 8, 2, 13, 1, 1]]
-)
+@pytest.mark.parametrize("sizes", [[1], [2], [3], [7], [12], [13], [25], [25, 1, 11, 3, 1], [5, 8, 2, 13, 1, 1]])
 def test_any_split_is_one_pass(sizes):
     decoder = random_decoder()
     codes = random_codes(decoder, 43)

@@ -125,8 +125,7 @@ class SpeechDecoder(nn.Module):
         self.pre_conv = CausalConv(config.codebook_dim, latent, 3)
         self.pre_transformer = Transformer(config)
         self.upsample = [
-            [Upsampling(latent, latent, rate, taps=1), ConvNeXtBlock(latent)]
-            for rate in config.upsampling_ratios
+            [Upsampling(latent, latent, rate, taps=1), ConvNeXtBlock(latent)] for rate in config.upsampling_ratios
         ]
         self.decoder = [
             CausalConv(latent, width, 7),
