@@ -68,7 +68,7 @@ class Rows:
         self.tree, self.num_nodes, self.first_node = tree, tree.num_nodes, first_node
         self.most = tree.num_depths + 1  # codes a round commits
         self.depth, self.parent = mx.array(tree.depth), mx.array(tree.parent)
-        self.depths = mx.array(np.arange(self.most))
+        self.depths = mx.array(np.arange(self.most, dtype=np.int32))
         self.ancestors = mx.array(tree.ancestors)
         self.after_slot_0 = mx.array(np.pad(tree.ancestors, [(1, 0), (1, 0)]) | (np.arange(tree.num_nodes + 1) == 0))
         self.paths = mx.array(np.pad(tree.path_table, [(0, 0), (0, 1)]))  # a last column: what follows the deepest
