@@ -1,6 +1,6 @@
 """Codes per round: the paper's drafter, Medusa heads and ours, fitted and measured on the same frames of one model.
 
-    python bench/acceptance.py [MODEL] [--fit-frames 6000] [--frames 1600] [--seed 0]
+    python bench/acceptance.py [MODEL] [--fit-frames 6000] [--frames 1200] [--seed 0]
 
 Drafters are fitted on frames of mlx_rvqspec/fit/texts/fit.txt, trees grown on those of calibration.txt, and all is
 measured on those of bench/texts/evaluation.txt, four kinds of text and every speaker. Rounds follow from the ranks
@@ -79,9 +79,9 @@ def fit_medusa(model: Qwen3TTS, frames: collect.Frames, seed: int, num_steps: in
         weights,
         medusa_drafts,
         model.sampling.rest,
+        offsets.cross_entropy,
         seed=seed,
         num_steps=num_steps,
-        learning_rate=2e-3,
     )
 
 
@@ -91,7 +91,7 @@ def entropies(model: Qwen3TTS, frames: collect.Frames) -> list[float]:
     heads = model.multi_code_decoder.lm_head.weight.swapaxes(-1, -2)
     logits = keep_likely((frames.states[:, 1:].swapaxes(0, 1) @ heads).astype(mx.float32), choice.form, choice.knobs)
     probs = mx.softmax(logits / max(choice.temperature, 1e-3), axis=-1)
-    return [value.item() for value in -(probs * mx.log(mx.maximum(probs, 1e-30))).sum(axis=-1).mean(axis=1)]
+    return np.array(-(probs * mx.log(mx.maximum(probs, 1e-30))).sum(axis=-1).mean(axis=1)).tolist()
 
 
 def measure(
@@ -160,8 +160,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="model folder or hub id; else the built-in voice")
     parser.add_argument("--fit-frames", type=int, default=6000)
-    parser.add_argument("--frames", type=int, default=1600, help="to measure on; as many to grow trees on")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--frames", type=int, default=1200, help="to measure on; as many to grow trees on")
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     model = load_model(args.model)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, TINY
 
+from mlx_rvqspec import cli
 from mlx_rvqspec.fit import collect, device, grow_tree, offsets, run
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.model import Qwen3TTS
@@ -48,7 +49,7 @@ def fitted() -> Drafter:
 
 
 def test_frames_are_those_of_plain_decoding():
-    texts, voices = ["Hello there.", "A", "One two three four."], collect.all_voices(model())
+    texts, voices = ["Hello there.", "A", "One two three four."], collect.all_voices(model().config)
     frames, steps = spoken(), Steps(model(), model().sampling, as_it_is)
     seeds = np.array(frames.keys[:, 0])
     assert set(seeds.tolist()) == set(range(5, 5 + collect.TEXTS_AT_ONCE))
@@ -97,8 +98,10 @@ def test_fitting_lowers_the_loss():
         offsets.initial_weights(FORM, decoder, mx.random.key(0)),
         lambda weights, batch: offsets.offset_drafts(FORM, weights, batch),
         choice,
+        offsets.cross_entropy,
         seed=0,
         num_steps=30,
+        learning_rate=1e-2,
         progress=lambda step, loss: losses.append(loss.item()),
     )
     assert np.mean(losses[-5:]) < np.mean(losses[:3]) - 0.02
@@ -209,3 +212,38 @@ def test_a_drafter_is_made_from_texts(monkeypatch):
     assert len(frames) == drafter.facts["num_frames"][1]
     assert drafter.facts["share"] < run.MAX_SHARE and set(drafter.trees) >= {1, 2, 4, 8}
     assert messages[0].startswith("speaking") and messages[-1] == "growing trees"
+
+
+def fit_command(monkeypatch, capsys, *arguments) -> tuple:
+    """Exit code, stdout and stderr of mlx-tts fit, made short."""
+    monkeypatch.setattr(collect, "MAX_TEXT_FRAMES", 2)
+    monkeypatch.setattr(device, "measure", partial(device.measure, num_frames=1, repeats=1))
+    monkeypatch.setattr("sys.argv", ["mlx-tts", "fit", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    return exit.value.code or 0, *capsys.readouterr()
+
+
+def test_the_command_makes_a_drafter_that_speak_finds(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "linux")
+    code, out, err = fit_command(monkeypatch, capsys, TINY, "--frames", "32", "--steps", "1", "-q")
+    path = tmp_path / "mlx-rvqspec" / model().fingerprint / drafters.FILE
+    assert (code, out, err) == (0, f"{path}\n", "")
+    assert drafters.find(tmp_path, model().multi_code_decoder, model().fingerprint, None)
+    path.with_name("rows.json").unlink()
+    code, out, err = fit_command(monkeypatch, capsys, TINY, "--keep")
+    assert code == 0 and out == "" and "used here" in err and path.with_name("rows.json").is_file()
+
+
+def test_the_command_says_what_is_wrong_before_it_speaks(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    base = TINY.with_name("tiny_base")
+    for arguments, code, message in (
+        ((TINY, "-o", "drafter.bin"), 2, "does not end in .safetensors"),
+        ((TINY, "--text", tmp_path / "none.txt"), 3, "No such file"),
+        ((base,), 2, "Base model"),
+        ((TINY, "--keep"), 3, "no drafter to keep"),
+    ):
+        found = fit_command(monkeypatch, capsys, *arguments)
+        assert found[0] == code and message in found[2] and found[2].count("\n") == 1

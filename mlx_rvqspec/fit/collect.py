@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..cache import Joined
+from ..config import ModelConfig
 from ..model import Qwen3TTS
 from ..prompt import Voice, build_prompt, choose_voice, embed_prompt
 from ..sampling import Sampling, frame_noise
@@ -52,9 +53,9 @@ def read_texts(path: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def all_voices(model: Qwen3TTS) -> list[Voice]:
-    """Every speaker of the model, or the one voice it has without a name."""
-    return [choose_voice(model.config, speaker) for speaker in model.config.speakers or (None,)]
+def all_voices(config: ModelConfig) -> list[Voice]:
+    """Every speaker of the model, or the one voice it has without a name. Raises ValueError for a Base model."""
+    return [choose_voice(config, speaker) for speaker in config.speakers or (None,)]
 
 
 def collect(
@@ -72,7 +73,7 @@ def collect(
     """
     sampling = sampling or model.sampling
     steps = Steps(model, sampling, wrap=lambda function: function)  # shapes vary: compiling would cost more
-    voices, parts, done, number = all_voices(model), [], 0, 0
+    voices, parts, done, number = all_voices(model.config), [], 0, 0
     while done < num_frames:
         numbers = range(number, number + TEXTS_AT_ONCE)
         prompts = [

@@ -1,7 +1,9 @@
-"""Fitting a drafter: cross-entropy of the frozen heads on draft states, for all slots and depths at once.
+"""Fitting a drafter: what the frozen heads make of draft states, for all slots and depths at once.
 
-The target is the verifier's own filtered distribution, of which the codes are samples: the same optimum as
-cross-entropy against the codes, with less noise. Codes between slot and target are the true ones (teacher forcing).
+The target is the verifier's own filtered distribution, of which the codes are samples: the same optimum as fitting
+to the codes, with less noise. Codes between slot and target are the true ones (teacher forcing). Candidates ranked
+by probability want cross-entropy, as in the paper; ranked by the verifier's noise, a draft is right as often as the
+two distributions overlap, so the overlap is what is fitted.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +18,7 @@ from ..spec_decode.drafter import Form
 from .collect import Frames
 
 Weights = dict[str, mx.array]
+Loss = Callable[[mx.array, mx.array], mx.array]
 Drafts = Callable[[Weights, Frames], Iterator[tuple[int, mx.array]]]
 
 
@@ -53,18 +56,29 @@ def offset_drafts(form: Form, weights: Weights, frames: Frames) -> Iterator[tupl
             yield depth, drafts[:, None]
 
 
+def cross_entropy(target: mx.array, logits: mx.array) -> mx.array:
+    """[...] of target probabilities and draft logits [..., V]: what ranking by probability wants small."""
+    return mx.logsumexp(logits, axis=-1) - (target * logits).sum(axis=-1)
+
+
+def missed_overlap(target: mx.array, logits: mx.array) -> mx.array:
+    """[...] minus the log of what two distributions share: two codes drawn with the same noise differ by the rest."""
+    return -mx.log(mx.minimum(target, mx.softmax(logits, axis=-1)).sum(axis=-1) + 1e-6)
+
+
 def fit(
     decoder: MultiCodeDecoder,
     frames: Frames,
     weights: Weights,
     drafts: Drafts,
     choice: Choice,
+    loss: Loss,
     *,
     seed: int,
     num_steps: int,
     batch: int = 128,
-    learning_rate: float = 1e-2,
-    progress: Callable[[int, mx.array], None] = lambda step, loss: None,
+    learning_rate: float = 2e-3,
+    progress: Callable[[int, mx.array], None] = lambda step, value: None,
 ) -> Weights:
     """The weights after ``num_steps`` of Adam on random batches of frames; ``drafts`` is what they compute.
 
@@ -81,8 +95,7 @@ def fit(
         for book, states in drafts(weights, frames):
             books = slice(book - 1, book - 1 + states.shape[1])
             logits = states.swapaxes(0, 1) @ heads[books] / temperature
-            cross = mx.logsumexp(logits, axis=-1) - (target[books] * logits).sum(axis=-1)
-            losses.append(cross.mean())
+            losses.append(loss(target[books], logits).mean())
         return mx.stack(losses).mean()
 
     step = mx.value_and_grad(loss_of)
@@ -91,10 +104,10 @@ def fit(
     for number in range(num_steps):
         key, own = mx.random.split(key)
         rows = mx.random.randint(0, len(frames), (batch,), key=own)
-        loss, gradients = step(weights, frames.take(rows))
+        value, gradients = step(weights, frames.take(rows))
         weights = optimizer.apply_gradients(gradients, weights)
         mx.eval(weights, optimizer.state)  # or the graph of all steps would be kept
-        progress(number + 1, loss)
+        progress(number + 1, value)
     return weights
 
 

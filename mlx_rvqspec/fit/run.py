@@ -15,7 +15,7 @@ from ..multi_code_decoder import MultiCodeDecoder
 from ..spec_decode.drafter import Drafter, Form, OffsetProposer
 from .collect import Frames, collect, read_texts
 from .grow_tree import MAX_RANK, grow_trees, ranks_of
-from .offsets import as_constants, fit, initial_weights, offset_drafts
+from .offsets import as_constants, cross_entropy, fit, initial_weights, missed_overlap, offset_drafts
 
 TEXTS = Path(__file__).parent / "texts"
 MAX_SHARE = 0.01  # of the MultiCodeDecoder's parameters
@@ -73,6 +73,7 @@ def fit_drafter(
         initial_weights(form, decoder, mx.random.key(seed)),
         lambda weights, batch: offset_drafts(form, weights, batch),
         model.sampling.rest,
+        missed_overlap if form.ranking == "noise" else cross_entropy,
         seed=seed,
         num_steps=num_steps,
         progress=progress,
@@ -106,7 +107,7 @@ def make_drafter(
     *,
     num_frames: int,
     seed: int,
-    num_steps: int = 600,
+    num_steps: int = 300,
     form: Form | None = None,
     show: Callable[[str], None] = lambda message: None,
 ) -> tuple[Drafter, Frames]:
