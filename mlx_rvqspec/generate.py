@@ -4,6 +4,7 @@ MLX streams belong to a thread, so one owner thread loads and runs everything, a
 Requests interleave between chunks; they share no state.
 """
 
+import math
 import secrets
 import threading
 import time
@@ -24,7 +25,7 @@ from .prompt import TEXT_FEEDS, Voice, build_prompt, choose_voice, embed_prompt
 from .sampling import MAX_SEED, Sampling
 from .spec_decode.drafter import Drafter, device_name, find, rows_for
 from .spec_decode.stats import Stats
-from .text import prepare
+from .text import longest_speech_s, prepare
 from .utterance import GenerationError, Steps, Utterance
 
 T = TypeVar("T")
@@ -203,6 +204,9 @@ class Engine:
     ) -> Generator[Chunk, None, None]:
         start = time.perf_counter()
         model = self._model
+        if sampling.max_frames is None:
+            needed = math.ceil(longest_speech_s(text) * self.config.frame_rate_hz)
+            sampling = replace(sampling, max_frames=min(needed, model.max_frames))
         prompt = build_prompt(self.config, model.tokenizer, text, voice, feed)
         prefill, trailing = embed_prompt(prompt, model.code_decoder)
         utterance = Utterance(self._steps_for(sampling, decode), prefill, trailing, sampling, seed)

@@ -18,7 +18,7 @@ from .code_decoder import CodeDecoder
 from .config import ModelConfig, ModelError, read_config, read_json
 from .model import Qwen3TTS
 from .multi_code_decoder import MultiCodeDecoder, stack_codebooks
-from .sampling import sampling_defaults
+from .sampling import frame_limit, sampling_defaults
 from .speech_decoder.decoder import SpeechDecoder
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -228,6 +228,7 @@ def load_model(model: str | Path | None = None, *, dtype: str | None = None) -> 
         speech_decoder=_load_speech_decoder(config, folder / "speech_tokenizer"),
         tokenizer=tokenizer,
         sampling=sampling_defaults(defaults),
+        max_frames=frame_limit(defaults),
         # upstream's wrapper prefills the whole text for named and designed voices; a checkpoint may say otherwise
         text_feed="full" if defaults.get("non_streaming_mode", config.tts_model_type != "base") else "stream",
         dtype=chosen,

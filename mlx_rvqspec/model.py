@@ -20,6 +20,7 @@ class Qwen3TTS:
     speech_decoder: SpeechDecoder
     tokenizer: Tokenizer
     sampling: Sampling
+    max_frames: int
     text_feed: str
     dtype: mx.Dtype
     fingerprint: str

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 MIN_NEW_TOKENS = 2  # upstream's generate: no end of speech among the first two codes
+WRAPPER_MAX_NEW_TOKENS = 2048  # qwen3_tts_model.py, where generation_config.json is silent
 MAX_SEED = 2**32 - 1  # (seed, frame) is used as the two 32-bit words of one key, so no two pairs share noise
 
 
@@ -19,7 +20,8 @@ class Sampling:
     """Sampling settings, two separate sets as upstream: codebook 0, and ``subtalker_`` for codebooks 1..15.
 
     temperature 0 is the same as do_sample=False. top_k 0 and top_p 1 switch their filter off. max_frames bounds
-    the audio at 80 ms a frame. Raises ValueError for a value outside its range.
+    the audio at 80 ms a frame; None: by what the text can need (``text.longest_speech_s``) and the checkpoint.
+    Raises ValueError for a value outside its range.
     """
 
     temperature: float = 0.9
@@ -31,7 +33,7 @@ class Sampling:
     subtalker_top_k: int = 50
     subtalker_top_p: float = 1.0
     subtalker_do_sample: bool = True
-    max_frames: int = 8192
+    max_frames: int | None = None
 
     def __post_init__(self) -> None:
         for prefix in ("", "subtalker_"):
@@ -44,7 +46,7 @@ class Sampling:
                 raise ValueError(f"{prefix}top_p is {top_p}; expected more than 0 and at most 1")
         if not 0 < self.repetition_penalty < float("inf"):
             raise ValueError(f"repetition_penalty is {self.repetition_penalty}; expected more than 0, 1 for none")
-        if self.max_frames < 1:
+        if self.max_frames is not None and self.max_frames < 1:
             raise ValueError(f"max_frames is {self.max_frames}; expected 1 or more")
 
     @property
@@ -79,17 +81,17 @@ class Choice:
 
 
 def sampling_defaults(generation_config: dict[str, Any]) -> Sampling:
-    """The checkpoint's own settings, from the contents of its generation_config.json.
-
-    ``max_new_tokens`` counts the end-of-speech code, so it yields one frame less (upstream's generate).
-    """
+    """The checkpoint's own settings, from the contents of its generation_config.json."""
     known = {field.name for field in fields(Sampling)}
     values = {name: value for name, value in generation_config.items() if name in known}
     if "subtalker_dosample" in generation_config:
         values["subtalker_do_sample"] = generation_config["subtalker_dosample"]
-    if "max_new_tokens" in generation_config:
-        values["max_frames"] = max(1, generation_config["max_new_tokens"] - 1)
     return Sampling(**values)
+
+
+def frame_limit(generation_config: dict[str, Any]) -> int:
+    """The most frames the checkpoint speaks unasked; ``max_new_tokens`` counts the code that ends, as upstream's."""
+    return max(1, int(generation_config.get("max_new_tokens", WRAPPER_MAX_NEW_TOKENS)) - 1)
 
 
 def frame_noise(

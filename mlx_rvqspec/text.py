@@ -20,6 +20,22 @@ def speakable(text: str) -> bool:
     return any(category(character)[0] in "LN" for character in text)
 
 
+def longest_speech_s(text: str) -> float:
+    """Seconds that no sensible reading of the text exceeds, about three times an ordinary one.
+
+    A model that misses its end of speech would go on to its own limit, minutes later. Letters of an alphabet are
+    short; a digit, a symbol or a character of a denser script can be a word.
+    """
+
+    def longest_s(character: str) -> float:
+        kind = category(character)
+        if kind in ("Ll", "Lu", "Lt", "Lm", "Mn", "Mc"):
+            return 0.2
+        return 0.8 if kind[0] in "LNS" else 0.3
+
+    return 2.0 + sum(map(longest_s, text))
+
+
 def prepare(text: str) -> str:
     """The text as the tokenizer gets it: trimmed lines joined by \\n, no blank ones, no byte order marks.
 

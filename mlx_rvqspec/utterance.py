@@ -140,7 +140,7 @@ class Utterance:
         self.steps, self.trailing, self.tally = steps, trailing, steps.new_tally()
         if steps.rounds:
             self.ahead = 0  # the host waits for a frame's rounds: none before it is known that the speech goes on
-        self.max_frames, self.knobs = sampling.max_frames, sampling.rest.knobs
+        self.max_frames, self.knobs = sampling.max_frames or steps.model.max_frames, sampling.rest.knobs
         self.request = Request(
             seed=mx.array([seed], dtype=mx.uint32),
             knobs=sampling.first.knobs,

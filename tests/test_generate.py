@@ -122,6 +122,17 @@ def test_compiled_frame_equals_the_step_by_step_oracle(sampling: Sampling) -> No
     assert runs[0] == runs[1]
 
 
+def test_speech_that_does_not_end_is_bounded_by_its_text(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a limit of the caller's: a few seconds for two letters, however far the checkpoint would go."""
+    steps = Steps(engine._model, Sampling(), wrap=lambda function: function)
+    steps.allowed = steps.allowed & (mx.arange(steps.allowed.size) != steps.eos)
+    mx.eval(steps.allowed)  # here: an array is evaluated in the thread that made it
+    monkeypatch.setattr(engine, "_steps_for", lambda *_: steps)
+    speech = engine.speak("OK", speaker="ryan", seed=1)
+    assert speech.finish_reason == "length" and len(speech.codes) == 30
+    assert len(engine.speak("OK", speaker="ryan", seed=1, sampling=Sampling(max_frames=40)).codes) == 40
+
+
 def test_growing_the_cache_changes_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = codes(engine, 4, 12)
     monkeypatch.setattr(cache, "BLOCK", 4)

@@ -129,10 +129,14 @@ def test_precisions(dtype: str) -> None:
 
 
 def test_defaults_come_from_the_checkpoint(folder: Path) -> None:
-    assert load_model(folder).sampling == Sampling(max_frames=8191) and load_model(folder).text_feed == "full"
+    assert (
+        load_model(folder).sampling == Sampling()
+        and load_model(folder).max_frames == 8191
+        and load_model(folder).text_feed == "full"
+    )
     edit(folder / "generation_config.json", temperature=0.6, max_new_tokens=101, non_streaming_mode=False)
     model = load_model(folder)
-    assert model.sampling == Sampling(temperature=0.6, max_frames=100) and model.text_feed == "stream"
+    assert model.sampling == Sampling(temperature=0.6) and model.max_frames == 100 and model.text_feed == "stream"
 
 
 def test_all_reference_configurations_read() -> None:

@@ -9,6 +9,7 @@ from mlx_rvqspec.sampling import (
     Sampling,
     choose,
     first_code_scores,
+    frame_limit,
     frame_noise,
     keep_likely,
     sampling_defaults,
@@ -113,4 +114,5 @@ def test_settings_outside_their_range_are_named(settings: dict) -> None:
 
 def test_checkpoint_defaults() -> None:
     found = sampling_defaults({"temperature": 0.7, "subtalker_dosample": False, "max_new_tokens": 100, "other": 1})
-    assert found == Sampling(temperature=0.7, subtalker_do_sample=False, max_frames=99)
+    assert found == Sampling(temperature=0.7, subtalker_do_sample=False)
+    assert (frame_limit({"max_new_tokens": 100}), frame_limit({})) == (99, 2047)

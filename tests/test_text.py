@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_rvqspec.text import clean, prepare
+from mlx_rvqspec.text import clean, longest_speech_s, prepare
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t", "\u200b", "\ufeff", "\u200d\u00a0\r\n", "\0"])
@@ -66,3 +66,11 @@ def test_clean_takes_anything_and_invents_nothing(text):
 @pytest.mark.parametrize("part", ["*", "~", "[", "[(", "| ", "> ", "a* ", "http://", "[a](", "x \t"])
 def test_clean_is_not_slow_on_any_input(part):
     clean(part * 30_000)  # a quadratic pattern takes minutes here
+
+
+@pytest.mark.parametrize(
+    "text, ordinary_s",
+    [("OK", 0.6), ("5", 0.5), ("2次", 0.7), ("The quick brown fox jumps over the lazy dog.", 3.0), ("1234567", 4.0)],
+)
+def test_the_longest_reading_leaves_room_and_ends(text, ordinary_s):
+    assert 1.5 * ordinary_s < longest_speech_s(text) < 2 + 5 * ordinary_s
