@@ -1,5 +1,6 @@
 """What is installed: the public names, and a wheel that speaks on its own."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -37,3 +38,11 @@ def test_the_wheel_speaks_without_the_checkout(tmp_path):
     assert done.returncode == 0, done.stderr.decode()
     path, length = done.stdout.split()
     assert path.startswith(bytes(tmp_path)) and int(length) > 0
+
+
+def test_every_test_named_in_the_table_of_cases_exists():
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "tests" / "CASES.md").read_text()))
+    defined = set(
+        re.findall(r"def (test_\w+)", "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py")))
+    )
+    assert named <= defined, named - defined
