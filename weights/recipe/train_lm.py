@@ -62,6 +62,26 @@ class Corpus:
         return [out[i] for i in torch.randperm(len(out), generator=g).tolist()]
 
 
+class Punctuation:
+    """Marks the corpus lacks, one token for another or beside it, so that the timeline still holds."""
+
+    def __init__(self, tok):
+        self.id = {c: tok.token_to_id(c) for c in ',.;:"!-'}
+
+    def __call__(self, ids, g):
+        u = torch.rand(3 + len(ids), generator=g)
+        ids = ids.clone()
+        comma = ids == self.id[","]
+        for low, mark in ((0.0, ";"), (0.06, ":"), (0.1, "-")):
+            ids[comma & (u[3:] >= low) & (u[3:] < low + 0.05)] = self.id[mark]
+        if u[0] < 0.1 and len(ids) > 4 and ids[-2] == self.id["."]:
+            ids = torch.cat([ids[:-2], ids[-1:]]) if u[1] < 0.7 else torch.cat([ids[:-2], torch.tensor([self.id["!"]]), ids[-1:]])
+        if u[2] < 0.03:
+            q = torch.tensor([self.id['"']])
+            ids = torch.cat([q, ids[:-1], q, ids[-1:]])
+        return ids
+
+
 def damage(codes, corpus, own, g, strength=1.0):
     """The history to feed: codes [B, T, 16] with errors like the model's own; and which frames are blanked."""
     B, T, _ = codes.shape
@@ -101,7 +121,7 @@ def informed_start(net, fit):
 
 class Trainer:
     def __init__(self, a, fit, tok):
-        self.special, self.a = specials(tok), a
+        self.special, self.a, self.marks = specials(tok), a, Punctuation(tok)
         self.net = Talker(config(tok.get_vocab_size()))
         informed_start(self.net, fit)
         self.aux = nn.Linear(256, 2 * len(fit["phones"]))
@@ -132,10 +152,11 @@ class Trainer:
         P = head.shape[1] - 1
         return net.model.norm(x[:, P:]), mid[:, P:]
 
-    def collate(self, corpus, rows):
+    def collate(self, corpus, rows, g):
         T = max(len(corpus.codes[j]) for j in rows)
-        N = max(len(corpus.ids[j]) for j in rows)
-        ids = torch.stack([F.pad(corpus.ids[j], (0, N - len(corpus.ids[j])), value=self.special["tts_pad"]) for j in rows])
+        texts = [self.marks(corpus.ids[j], g) for j in rows]
+        N = max(map(len, texts))
+        ids = torch.stack([F.pad(x, (0, N - len(x)), value=self.special["tts_pad"]) for x in texts])
         codes = torch.stack([F.pad(corpus.codes[j].long(), (0, 0, 0, T - len(corpus.codes[j]))) for j in rows])
         length = torch.tensor([len(corpus.codes[j]) for j in rows])
         t = torch.arange(T + 1)
@@ -144,18 +165,18 @@ class Trainer:
         return ids, codes, y, t[:-1] < length[:, None]
 
     def losses(self, corpus, rows, g, train=True):
-        ids, codes, y, real = self.collate(corpus, rows)
+        ids, codes, y, real = self.collate(corpus, rows, g)
         english = bool(torch.rand((), generator=g) < 0.5)
         fed, blank, own = codes, None, None
         if train:
             if self.step >= self.a.warm:
                 with torch.no_grad():
-                    fed, blank = damage(codes, corpus, None, g)
+                    fed, blank = damage(codes, corpus, None, g, self.a.damage)
                     h, _ = self.states(ids, fed, blank, english)
                     logits = h[:, :-1] @ self.net.codec_head.weight[:K0].T
                     noise = -torch.log(-torch.log(torch.rand(logits.shape, generator=g) + 1e-9) + 1e-9)
                     own = (logits + noise).argmax(-1)
-            fed, blank = damage(codes, corpus, own, g)
+            fed, blank = damage(codes, corpus, own, g, self.a.damage)
         h, mid = self.states(ids, fed, blank, english)
         logits = h @ self.net.codec_head.weight[: EOS + 1].T
         c0 = F.cross_entropy(logits.flatten(0, 1), y.flatten())
@@ -211,7 +232,8 @@ def arguments():
     ap.add_argument("--steps", type=int, default=5000)
     ap.add_argument("--warm", type=int, default=600)
     ap.add_argument("--check", type=int, default=250)
-    ap.add_argument("--depth-share", type=float, default=0.1)
+    ap.add_argument("--depth-share", type=float, default=0.05)
+    ap.add_argument("--damage", type=float, default=1.0)
     ap.add_argument("--seed", type=int, default=0)
     ap.add_argument("--smoke", action="store_true")
     a = ap.parse_args()
@@ -235,12 +257,11 @@ def main():
     size = sum(p.numel() for p in t.net.parameters()) / 1e6
     print(f"{size:.2f} M parameters, {len(corpus.codes)} clips, {corpus.num_frames * 0.08 / 3600:.2f} h", file=log, flush=True)
     shadow = Talker(t.net.config).eval()
-    avg, clock, epoch, queue = None, time.process_time(), 0, []
+    avg, clock, epoch, queue, skip = None, time.process_time(), 0, [], t.step
     while t.step < a.steps:
-        if not queue:
-            per = len(corpus.batches(0, a.seed))
-            epoch = t.step // per
-            queue = corpus.batches(epoch, a.seed)[t.step % per :]
+        while not queue:
+            queue = corpus.batches(epoch, a.seed)[skip:]
+            skip, epoch = max(0, skip - len(corpus.batches(epoch, a.seed))), epoch + 1
         g = torch.Generator().manual_seed(a.seed * 1_000_003 + t.step)
         c0, aux, depth, right = t.losses(corpus, queue.pop(0), g)
         lr = min(1, (t.step + 1) / 50) * min(1.0, max(0.02, 1.25 * (1 - t.step / a.steps)))
