@@ -50,6 +50,16 @@ def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     return (x * cos + turned * sin).astype(x.dtype)
 
 
+def gathered_matmul(x: mx.array, matrices: mx.array, index: mx.array) -> mx.array:
+    """x[i] @ matrices[index[i]]: x [..., n, D], matrices [Q, D, V], index [...] uint32 -> [..., n, V].
+
+    On a GPU, and in float32, no matrix is copied; MLX's CPU gather_mm knows float32 alone (0.32.4).
+    """
+    if x.dtype != mx.float32 and mx.default_device() == mx.Device(mx.cpu):
+        return x @ matrices[index]
+    return mx.gather_mm(x, matrices, rhs_indices=index)
+
+
 class Attention(nn.Module):
     def __init__(self, config: LayerConfig):
         super().__init__()

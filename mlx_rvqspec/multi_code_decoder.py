@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from .cache import Joined
 from .config import CodeDecoderConfig, MultiCodeDecoderConfig
-from .layers import DecoderLayer, LayerCache, rotary
+from .layers import DecoderLayer, LayerCache, gathered_matmul, rotary
 from .sampling import choose
 
 
@@ -25,7 +25,7 @@ class Heads(nn.Module):
 
     def __call__(self, states: mx.array, head: mx.array) -> mx.array:
         """Logits [B, n, V] of states [B, n, D], row b through head[b]; head: [B] int32."""
-        return mx.gather_mm(states, self.weight.swapaxes(-1, -2), rhs_indices=head)
+        return gathered_matmul(states, self.weight.swapaxes(-1, -2), head)
 
 
 class MultiCodeDecoderModel(nn.Module):

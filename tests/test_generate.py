@@ -209,3 +209,11 @@ def test_names_match_loosely(engine: Engine, speaker: str, language: str) -> Non
 def test_text_without_speech_fails_at_the_call(engine: Engine, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         engine.stream(text, speaker="ryan")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_speaks(dtype: str) -> None:
+    speech = load(GOLDEN, dtype=dtype, compile=False).speak(
+        TEXT, speaker="ryan", seed=1, sampling=Sampling(max_frames=3)
+    )
+    assert 2 <= len(speech.codes) <= 3 and np.isfinite(speech.audio).all()

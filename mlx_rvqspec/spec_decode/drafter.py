@@ -25,6 +25,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..config import ModelError
+from ..layers import gathered_matmul
 from ..multi_code_decoder import MultiCodeDecoder
 from ..sampling import keep_likely
 from .tree import Tree
@@ -134,7 +135,7 @@ class OffsetProposer:
     ) -> mx.array:
         """base: [B, K, D] draft states without memory; memory: what each known code leaves, [B, lags x size]."""
         books = books[:, : base.shape[1]]
-        logits = mx.gather_mm(base[:, :, None], self.heads, rhs_indices=books)[:, :, 0].astype(mx.float32)
+        logits = gathered_matmul(base[:, :, None], self.heads, books)[:, :, 0].astype(mx.float32)
         noise = mx.take_along_axis(noise, books[..., None], axis=1)
         if not self.form.memory_size:
             return self._best(self._scores(logits, noise, knobs))
@@ -143,7 +144,7 @@ class OffsetProposer:
             row = logits[:, depth]
             if memory:
                 recalled = self._recall(memory)[:, None]
-                row = row + mx.gather_mm(recalled, self.memory_heads, rhs_indices=books[:, depth])[:, 0]
+                row = row + gathered_matmul(recalled, self.memory_heads, books[:, depth])[:, 0]
             scores.append(self._scores(row, noise[:, depth], knobs))
             guess = mx.argmax(scores[-1], axis=-1) + self.first_row[books[:, depth]]
             memory = [*memory, self.memory_table[guess]]
