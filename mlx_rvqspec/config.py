@@ -51,8 +51,8 @@ def _section(data: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class MultiCodeDecoderConfig:
-    """``talker_config.code_predictor_config``."""
+class TransformerConfig:
+    """What the two Qwen3 stacks have in common."""
 
     hidden_size: int
     intermediate_size: int
@@ -67,19 +67,14 @@ class MultiCodeDecoderConfig:
 
 
 @dataclass(frozen=True)
-class CodeDecoderConfig:
+class MultiCodeDecoderConfig(TransformerConfig):
+    """``talker_config.code_predictor_config``."""
+
+
+@dataclass(frozen=True)
+class CodeDecoderConfig(TransformerConfig):
     """``talker_config``."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    vocab_size: int
-    num_code_groups: int
     max_position_embeddings: int
     text_hidden_size: int
     text_vocab_size: int

@@ -9,22 +9,7 @@ from typing import Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-
-class LayerConfig(Protocol):
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def intermediate_size(self) -> int: ...
-    @property
-    def num_attention_heads(self) -> int: ...
-    @property
-    def num_key_value_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def rms_norm_eps(self) -> float: ...
-    @property
-    def rope_theta(self) -> float: ...
+from .config import TransformerConfig
 
 
 class LayerCache(Protocol):
@@ -61,7 +46,7 @@ def gathered_matmul(x: mx.array, matrices: mx.array, index: mx.array) -> mx.arra
 
 
 class Attention(nn.Module):
-    def __init__(self, config: LayerConfig):
+    def __init__(self, config: TransformerConfig):
         super().__init__()
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim, self.scale = config.head_dim, config.head_dim**-0.5
@@ -87,21 +72,21 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, config: LayerConfig):
+    def __init__(self, hidden_size: int, intermediate_size: int):
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: LayerConfig):
+    def __init__(self, config: TransformerConfig):
         super().__init__()
         self.self_attn = Attention(config)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 

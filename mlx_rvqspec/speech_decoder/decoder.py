@@ -73,7 +73,7 @@ class TransformerLayer(nn.Module):
     def __init__(self, config: SpeechDecoderConfig):
         super().__init__()
         self.self_attn = WindowAttention(config)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
