@@ -40,9 +40,9 @@ def random_drafter(form: Form, seed: int = 0) -> Drafter:
 
 
 def scores_by_formula(
-    drafter: Drafter, base: np.ndarray, codes: list[int], slot: int, noise: np.ndarray, embedding: np.ndarray | None
+    drafter: Drafter, base: np.ndarray, slot: int, noise: np.ndarray, embedding: np.ndarray | None
 ) -> list[np.ndarray]:
-    """Scores of each depth for one row; codes: filled with the guesses, the newest code's embedding comes first."""
+    """Scores of each depth for one row; embedding: of the newest code, where there is one."""
     form, w = drafter.form, {name: np.array(value) for name, value in drafter.weights.items()}
     decoder = model().multi_code_decoder
     heads = np.array(decoder.lm_head.weight)
@@ -51,13 +51,12 @@ def scores_by_formula(
     scores = []
     for depth in range(base.shape[0]):
         book = min(slot + depth, 14)
-        state = base[depth].copy()
-        for lag, e in enumerate(known[::-1][: form.num_lags]):
-            state += w["memory_out"] @ (w["memory_in"][lag] @ e)
-        row = heads[book] @ state
+        row = heads[book] @ base[depth]
         if form.ranking == "noise":
             least = np.sort(row)[-CHOICE.top_k]
             row = np.where(row >= least, row, -np.inf) + CHOICE.temperature * noise[book]
+        for lag, e in enumerate(known[::-1][: form.num_lags]):
+            row = row + heads[book] @ (w["memory_out"] @ (w["memory_in"][lag] @ e))
         scores.append(row)
         known.append(tables[book, row.argmax()])
     return scores
@@ -78,7 +77,7 @@ def test_candidates_follow_the_formula(form: Form):
     offsets = np.broadcast_to(np.array(drafter.weights["hidden_offset"]), (15, K, D))
     for row, slot in enumerate(slots):
         base = state[row] + offsets[slot - 1]
-        expected = scores_by_formula(drafter, base, [], slot, noise[row], newest[row] if form.memory_size else None)
+        expected = scores_by_formula(drafter, base, slot, noise[row], newest[row] if form.memory_size else None)
         for depth in range(min(K, 15 - slot)):
             assert found[row, depth].tolist() == np.argsort(-expected[depth])[:4].tolist()
     if form.first_size:
@@ -87,7 +86,7 @@ def test_candidates_follow_the_formula(form: Form):
         for row in range(3):
             inner = w["first_in"] @ np.concatenate([hidden[row], first[row]])
             base = w["first_out"] @ (inner / (1 + np.exp(-inner))) + w["first_offset"]
-            expected = scores_by_formula(drafter, base, [], 0, noise[row], None)
+            expected = scores_by_formula(drafter, base, 0, noise[row], None)
             assert [x.tolist() for x in found[row]] == [np.argsort(-x)[:4].tolist() for x in expected]
 
 

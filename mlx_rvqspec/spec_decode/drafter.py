@@ -120,7 +120,7 @@ class OffsetProposer:
     def propose(self, state: mx.array, newest: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         """Candidates [B, K, M] int32 for codebooks slot+1..slot+K, best first; see ``rounds.Proposer``."""
         base = state[:, None] + self.offsets[slot - 1]
-        memory = [newest @ self.memory_in] if self.form.memory_size else []
+        memory = [self._lags(newest[:, None] @ self.memory_in)] if self.form.memory_size else []
         return self._candidates(base, memory, self.books[slot], noise, knobs)
 
     def propose_first(self, hidden: mx.array, first: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
@@ -131,30 +131,30 @@ class OffsetProposer:
         return self._candidates(base, [], books, noise, knobs)
 
     def _candidates(
-        self, base: mx.array, memory: list[mx.array], books: mx.array, noise: mx.array, knobs: mx.array
+        self, base: mx.array, memory: list[list[mx.array]], books: mx.array, noise: mx.array, knobs: mx.array
     ) -> mx.array:
-        """base: [B, K, D] draft states without memory; memory: what each known code leaves, [B, lags x size]."""
-        books = books[:, : base.shape[1]]
+        """base: [B, K, D] draft states without memory; memory: what each known code leaves, see ``_lags``."""
+        K = base.shape[1]
+        books = books[:, :K]
         logits = gathered_matmul(base[:, :, None], self.heads, books)[:, :, 0].astype(mx.float32)
-        noise = mx.take_along_axis(noise, books[..., None], axis=1)
+        scores = self._scores(logits, mx.take_along_axis(noise, books[..., None], axis=1), knobs)
         if not self.form.memory_size:
-            return self._best(self._scores(logits, noise, knobs))
-        scores = []
-        for depth in range(base.shape[1]):
-            row = logits[:, depth]
+            return self._best(scores)
+        # All but what is remembered is done for all depths at once, the filter included. What is left is a chain.
+        rows, starts = list(mx.split(scores, K, axis=1)), mx.split(self.first_row[books], K, axis=1)
+        for depth, book in enumerate(mx.split(books, K, axis=1)):
             if memory:
-                recalled = self._recall(memory)[:, None]
-                row = row + gathered_matmul(recalled, self.memory_heads, books[:, depth])[:, 0]
-            scores.append(self._scores(row, noise[:, depth], knobs))
-            guess = mx.argmax(scores[-1], axis=-1) + self.first_row[books[:, depth]]
-            memory = [*memory, self.memory_table[guess]]
-        return self._best(mx.stack(scores, axis=1))
+                lags = zip(range(self.form.num_lags), reversed(memory))
+                recalled = reduce(mx.add, (past[lag] for lag, past in lags))
+                rows[depth] = rows[depth] + gathered_matmul(recalled, self.memory_heads, book[:, 0])
+            if depth + 1 < K:
+                guess = mx.argmax(rows[depth], axis=-1) + starts[depth]
+                memory = [*memory, self._lags(self.memory_table[guess])]
+        return self._best(mx.concatenate(rows, axis=1))
 
-    def _recall(self, memory: list[mx.array]) -> mx.array:
-        """The sum over lags [B, memory_size]: the newest code gives its first part, the one before its second."""
-        size = self.form.memory_size
-        lags = zip(reversed(memory), range(self.form.num_lags))
-        return reduce(mx.add, (past[:, lag * size : (lag + 1) * size] for past, lag in lags))
+    def _lags(self, memory: mx.array) -> list[mx.array]:
+        """What a code adds to the drafts behind it, by how far: [B, 1, lags x size] in parts."""
+        return list(mx.split(memory, self.form.num_lags, axis=-1))
 
     def _scores(self, logits: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         if self.form.ranking == "probability":
