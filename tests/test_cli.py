@@ -21,7 +21,7 @@ from mlx_rvqspec.generate import load
 SEED = 3  # with ryan and "Hello.": 7 frames, then the end
 VOICE = ["--model", TINY, "--speaker", "ryan"]
 HELLO = ["speak", "Hello.", *VOICE, "--seed", SEED]
-LONG = ["speak", "Hello.", *VOICE, "--greedy"]  # 127 frames
+LONG = ["speak", "Hello.", *VOICE, "--greedy", "--max-frames", "999"]  # 127 frames
 
 
 @pytest.fixture(scope="module")
