@@ -330,7 +330,7 @@ def fit(
             drafter, path = find(folder, loaded.multi_code_decoder, loaded.fingerprint, None), None
             if drafter is None:
                 raise Fault(FILES, "there is no drafter to keep; without --keep one is made")
-            spoken = collect(loaded, texts[1], 1, seed=seed)
+            spoken = collect(loaded, texts[1], 4, seed=seed)
         else:
             path = output or cache_folder() / loaded.fingerprint / DRAFTER_FILE
             drafter, spoken = make_drafter(loaded, texts, num_frames=frames, seed=seed, num_steps=steps, show=show)

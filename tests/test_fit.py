@@ -39,6 +39,7 @@ def model() -> Qwen3TTS:
 def spoken() -> collect.Frames:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collect, "MAX_TEXT_FRAMES", 8)
+        patch.setattr(collect, "FRAMES_PER_TEXT", 4)
         return collect.collect(model(), ["Hello there.", "A", "One two three four."], 60, seed=5)
 
 
@@ -52,7 +53,7 @@ def test_frames_are_those_of_plain_decoding():
     texts, voices = ["Hello there.", "A", "One two three four."], collect.all_voices(model().config)
     frames, steps = spoken(), Steps(model(), model().sampling, as_it_is)
     seeds = np.array(frames.keys[:, 0])
-    assert set(seeds.tolist()) == set(range(5, 5 + collect.TEXTS_AT_ONCE))
+    assert set(seeds.tolist()) == set(range(5, 5 + 15))
     for number in (0, 1, 11):
         voice = voices[number % len(voices)]
         prompt = build_prompt(model().config, model().tokenizer, texts[number % 3], voice, model().text_feed)
@@ -200,11 +201,12 @@ def test_the_default_form_is_small():
 
 def test_a_drafter_is_made_from_texts(monkeypatch):
     monkeypatch.setattr(collect, "MAX_TEXT_FRAMES", 3)
+    monkeypatch.setattr(collect, "FRAMES_PER_TEXT", 2)
     messages = []
     drafter, frames = run.make_drafter(
         model(), (["Hello."], ["Goodbye."]), num_frames=40, seed=1, num_steps=2, show=messages.append
     )
-    assert drafter.fingerprint == model().fingerprint and min(drafter.facts["num_frames"]) >= 40
+    assert drafter.fingerprint == model().fingerprint and drafter.facts["num_frames"][0] >= 40
     assert len(frames) == drafter.facts["num_frames"][1]
     assert drafter.facts["share"] < run.MAX_SHARE and set(drafter.trees) >= {1, 2, 4, 8}
     assert messages[0].startswith("speaking") and messages[-1] == "growing trees"

@@ -19,6 +19,7 @@ from ..sampling import Sampling, frame_noise
 from ..utterance import Request, Steps
 
 TEXTS_AT_ONCE = 32
+FRAMES_PER_TEXT = 40  # about a sentence: so many texts are begun as the wanted frames need
 MAX_TEXT_FRAMES = 250  # 20 s: a voice that does not find the end of one text must not fill the set with it
 BATCH = 256  # frames per pass, so that memory stays flat
 
@@ -75,7 +76,7 @@ def collect(
     steps = Steps(model, sampling, wrap=lambda function: function)  # shapes vary: compiling would cost more
     voices, parts, done, number = all_voices(model.config), [], 0, 0
     while done < num_frames:
-        numbers = range(number, number + TEXTS_AT_ONCE)
+        numbers = range(number, number + min(TEXTS_AT_ONCE, -(-(num_frames - done) // FRAMES_PER_TEXT)))
         prompts = [
             embed_prompt(
                 build_prompt(
@@ -86,7 +87,7 @@ def collect(
             for n in numbers
         ]
         parts.append(_speak(steps, prompts, [seed + n for n in numbers], sampling))
-        done, number = done + len(parts[-1][1]), number + TEXTS_AT_ONCE
+        done, number = done + len(parts[-1][1]), numbers.stop
         progress(done)
     hidden, codes, keys = (mx.concatenate(list(part)) for part in zip(*parts))
     return observe(model, hidden, codes, keys)
