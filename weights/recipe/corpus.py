@@ -153,6 +153,8 @@ def speak(tsv, out, part="0/1", chunk=100):
     blocks = [rows[k : k + chunk] for k in range(0, len(rows), chunk)][i::of]
     for block in blocks:
         todo = [(n, t) for n, t in block if not (out / f"{n}.wav").exists()]
+        if not todo:
+            continue
         lines = [f'(dump (utt.synth (Utterance Text "{t}")) "{out / n}")' for n, t in todo]
         script = out / f"job{i}.scm"
         script.write_text(SCHEME + "\n".join(lines))

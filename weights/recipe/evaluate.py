@@ -2,7 +2,8 @@
 
 evaluate.py STAGE FIT.pt HELDOUT_CODES.pt OUTDIR [--lm STATE] [--decoder STATE] [--num N] [--temperature T] ...
 STAGE: codec (true codes, trained decoder), quantiser (true codes, parametric synthesis), tts (free-running, trained
-decoder), lm (free-running, parametric synthesis). Free-running stages also print phone error, misses and length.
+decoder), lm (free-running, parametric synthesis), entropy (no wavs: per codebook, cross-entropy of the true codes, mean
+entropy of the prediction and perplexity). Free-running stages also print phone error, misses and length.
 """
 
 import argparse
@@ -17,7 +18,32 @@ from codes import decode, edit_distance, phone_labels, phone_string
 from decoder_net import CONFIG, SpeechDecoder
 from features import SR, synth
 from speak import generate, specials
-from talker_net import Talker, config
+from talker_net import EOS, NUM_BOOKS, Talker, config
+
+
+@torch.no_grad()
+def entropy(net, special, clips):
+    """(nats to code the true codes, mean entropy of the prediction), each [16], with the true past."""
+    cross, own, count = torch.zeros(NUM_BOOKS), torch.zeros(NUM_BOOKS), 0
+    for c in clips:
+        codes = c["codes"].long()
+        text = torch.full((len(codes),), special["tts_pad"])
+        tail = torch.tensor([*c["ids"][1:], special["tts_eos"]])[: len(codes)]
+        text[: len(tail)] = tail
+        head = net.prefill(torch.tensor(c["ids"][:1]), special, True)
+        x = torch.cat([head, (net.frame(codes) + net.text(text))[None]], 1)
+        for layer in net.model.layers:
+            x = layer(x)
+        h = net.model.norm(x)[0, head.shape[1] - 1 : -1]
+        z = net.code_predictor(net.depth_inputs(h, codes))
+        heads = net.code_predictor.lm_head
+        for q in range(NUM_BOOKS):
+            logits = net.codec_head(h)[:, : EOS + 1] if q == 0 else heads[q - 1](z[:, q])
+            p = logits.log_softmax(-1)
+            cross[q] -= p.gather(1, codes[:, q : q + 1]).sum()
+            own[q] -= (p.exp() * p).sum()
+        count += len(codes)
+    return cross / count, own / count
 
 
 def main():
@@ -34,10 +60,15 @@ def main():
     fit = torch.load(a.fit, weights_only=False)
     clips = dict(list(torch.load(a.heldout, weights_only=False).items())[a.first : a.first + a.num])
     codes = {n: c["codes"].long() for n, c in clips.items()}
-    if a.stage in ("tts", "lm"):
+    if a.stage in ("tts", "lm", "entropy"):
         tok = spelling.build()[0]
         net = Talker(config(tok.get_vocab_size())).eval()
         net.load_state_dict(torch.load(a.lm)["mean"])
+    if a.stage == "entropy":
+        for q, (x, e) in enumerate(zip(*entropy(net, specials(tok), list(clips.values())))):
+            print(f"code {q}: cross-entropy {x:.2f} nats, perplexity {x.exp():.1f}, entropy {e:.2f} nats")
+        return
+    if a.stage in ("tts", "lm"):
         made, capped = generate(net, specials(tok), [c["ids"] for c in clips.values()], temperature=a.temperature, sub_temperature=a.sub_temperature, seed=a.seed)
         e = sum(edit_distance(phone_string(x[:, 0], fit), phone_labels(c)) for x, c in zip(made, clips.values()))
         n = sum(len(phone_labels(c)) for c in clips.values())

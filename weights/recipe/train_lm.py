@@ -145,8 +145,9 @@ class Trainer:
         if blank is not None:
             frames = frames * (~blank)[..., None]
         x = torch.cat([head, frames + net.text(text)], 1)
+        drop = self.a.dropout if net.training and torch.is_grad_enabled() else 0.0
         for i, layer in enumerate(net.model.layers):
-            x = layer(x)
+            x = x + F.dropout(layer(x) - x, drop) if drop else layer(x)
             if i == 1:
                 mid = x
         P = head.shape[1] - 1
@@ -234,6 +235,7 @@ def arguments():
     ap.add_argument("--check", type=int, default=250)
     ap.add_argument("--depth-share", type=float, default=0.05)
     ap.add_argument("--damage", type=float, default=1.0)
+    ap.add_argument("--dropout", type=float, default=0.1)
     ap.add_argument("--seed", type=int, default=0)
     ap.add_argument("--smoke", action="store_true")
     a = ap.parse_args()

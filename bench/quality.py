@@ -1,0 +1,210 @@
+"""Can the voice be understood: word error rate by stage with an independent ASR, missed ends, lengths, mel pictures.
+
+    python bench/quality.py --asr DIR [MODEL] [--texts weights/recipe/heldout.tsv] [--num 120] [--seed 0]
+                            [--teacher WAVDIR] [--codes CODES.npz] [--end-seeds 500] [--work DIR]
+
+DIR is a faster-whisper model (weights/recipe/README.md says which and where from). WAVDIR holds the teacher's
+recordings of the same texts and CODES.npz their codes; the stages that need what is not given are left out.
+Needs faster-whisper, scipy, soundfile and matplotlib beside the package. The last line is JSON.
+"""
+
+import argparse
+import re
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import RESULTS, environment, finish
+
+import mlx_rvqspec as tts
+
+SHORT = ["OK", "5", "Hi", "Yes.", "No.", "Hello.", "Thank you.", "Good morning.", "42", "Stop!"]
+ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen"
+).split()
+TENS = "zero ten twenty thirty forty fifty sixty seventy eighty ninety".split()
+
+
+def spell(n: int) -> str:
+    if n < 20:
+        return ONES[n]
+    if n < 100:
+        return TENS[n // 10] + (" " + ONES[n % 10] if n % 10 else "")
+    if n < 1000:
+        return ONES[n // 100] + " hundred" + (" " + spell(n % 100) if n % 100 else "")
+    if n < 10**6:
+        return spell(n // 1000) + " thousand" + (" " + spell(n % 1000) if n % 1000 else "")
+    return str(n)
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words with digits spelled out, so that "5" and "five" are the same."""
+    text = text.lower().replace("’", "'").replace("%", " percent").replace("-", " ").replace("'", "")
+    text = re.sub(r"\$(\d+)", r"\1 dollars", re.sub(r"(\d),(\d{3})", r"\1\2", text))
+    text = re.sub(r"\d+", lambda m: f" {spell(int(m[0]))} ", text)
+    same = {"grey": "gray", "ok": "okay", "mr": "mister", "mrs": "missus", "dr": "doctor"}
+    return [same.get(w, w) for w in re.sub(r"[^a-z ]", " ", text).split()]
+
+
+def distance(a: list[str], b: list[str]) -> int:
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        last, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (x != y))
+    return row[-1]
+
+
+def word_errors(asr: Any, texts: dict[str, str], audio: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Word error rate in %, sentences packed into windows of 27 s with 0.6 s between them."""
+    from scipy.signal import resample_poly
+
+    errors = total = 0
+    heard, pack, said, seconds = [], [], [], 0.0
+
+    def flush() -> None:
+        nonlocal errors, total
+        if pack:
+            x = np.concatenate(pack)
+            pieces, _ = asr.transcribe(
+                x, language="en", temperature=0.0, condition_on_previous_text=False, without_timestamps=True
+            )
+            got, want = words(" ".join(p.text for p in pieces)), words(" ".join(said))
+            errors, total = errors + distance(want, got), total + len(want)
+            heard.append(" ".join(got))
+            pack.clear(), said.clear()
+
+    for name, text in texts.items():
+        x = resample_poly(audio[name], 2, 3).astype(np.float32)
+        seconds += len(x) / 16000
+        if sum(map(len, pack)) + len(x) > 27 * 16000:
+            flush()
+        pack.append(np.pad(x, (0, int(0.6 * 16000))))
+        said.append(text)
+    flush()
+    return {
+        "word_error_rate": round(100 * errors / total, 2),
+        "num_words": total,
+        "audio_s": round(seconds, 1),
+        "heard": heard,
+    }
+
+
+def synthesise(engine: tts.Engine, texts: dict[str, str], seed: int, decode: str, **knobs: float) -> tuple[dict, dict]:
+    """(audio by id, what it took): one seed for all texts; knobs replace the checkpoint's own sampling settings."""
+    audio, frames, begin, unfinished = {}, [], time.perf_counter(), 0
+    for name, text in texts.items():
+        sampling = replace(engine.sampling, max_frames=40 + 2 * len(text), **knobs)
+        speech = engine.speak(text, seed=seed, decode=decode, sampling=sampling)
+        audio[name] = speech.audio
+        frames.append(len(speech.codes) / max(1, len(text)))
+        unfinished += speech.finish_reason == "limit" or len(speech.codes) >= sampling.max_frames - 1
+    seconds = sum(map(len, audio.values())) / engine.sample_rate
+    rate = np.array(frames)
+    return audio, {
+        "real_time_factor": round((time.perf_counter() - begin) / seconds, 3),
+        "missed_ends": unfinished,
+        "frames_per_character": [round(float(np.percentile(rate, p)), 3) for p in (5, 50, 95)],
+    }
+
+
+def missed_ends(engine: tts.Engine, num: int) -> dict[str, Any]:
+    """Short texts, every seed once: runs that do not stop by themselves, and frames made."""
+    misses, frames = 0, []
+    for seed in range(num):
+        text = SHORT[seed % len(SHORT)]
+        limit = 60
+        speech = engine.speak(text, seed=seed, decode="plain", sampling=replace(engine.sampling, max_frames=limit))
+        misses += len(speech.codes) >= limit - 1
+        frames.append(len(speech.codes))
+    return {"seeds": num, "missed": misses, "frames": [int(np.percentile(frames, p)) for p in (5, 50, 95, 100)]}
+
+
+def picture(stages: dict[str, np.ndarray], text: str) -> Path:
+    """Mel-like spectrograms of one sentence, one row per stage."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(len(stages), 1, figsize=(11, 2.2 * len(stages)), squeeze=False)
+    for axis, (name, x) in zip(axes[:, 0], stages.items()):
+        axis.specgram(
+            x + 1e-6 * np.random.default_rng(0).standard_normal(len(x)), NFFT=512, Fs=24000, noverlap=384, vmin=-130
+        )
+        axis.set(title=f"{name}: {text}", ylim=(0, 8000), ylabel="Hz")
+    figure.tight_layout()
+    path = RESULTS / "quality.png"
+    RESULTS.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=70)
+    return path
+
+
+def read_teacher(folder: str, texts: dict[str, str]) -> dict[str, np.ndarray]:
+    import soundfile
+    from scipy.signal import resample_poly
+
+    out = {}
+    for name in texts:
+        x, rate = soundfile.read(Path(folder) / f"{name}.wav", dtype="float32")
+        out[name] = resample_poly(x, 24000 // 8000, rate // 8000).astype(np.float32)
+    return out
+
+
+def save(folder: Path, stage: str, audio: dict[str, np.ndarray]) -> None:
+    import soundfile
+
+    (folder / stage).mkdir(parents=True, exist_ok=True)
+    for name, x in audio.items():
+        soundfile.write(folder / stage / f"{name}.wav", x, 24000)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--asr", required=True)
+    parser.add_argument("--texts", default=str(Path(__file__).parents[1] / "weights" / "recipe" / "heldout.tsv"))
+    parser.add_argument("--num", type=int, default=120)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--teacher")
+    parser.add_argument("--codes")
+    parser.add_argument("--end-seeds", type=int, default=500)
+    parser.add_argument("--work", default=tempfile.gettempdir() + "/quality")
+    options = parser.parse_args()
+    from faster_whisper import WhisperModel
+
+    asr = WhisperModel(options.asr, device="cpu", compute_type="int8", cpu_threads=1)
+    rows = [line.rstrip("\n").split("\t", 1) for line in open(options.texts, encoding="utf8")][: options.num]
+    texts = {name: text for name, text in rows}
+    begin = time.perf_counter()
+    engine = tts.load(options.model)
+    result: dict[str, Any] = {"environment": environment(), "load_s": round(time.perf_counter() - begin, 2)}
+    result |= {"num_texts": len(texts), "seed": options.seed, "stages": {}}
+    example: dict[str, np.ndarray] = {}
+    stages: dict[str, Any] = {}
+    if options.teacher:
+        stages["teacher"] = lambda: (read_teacher(options.teacher, texts), {})
+    if options.codes:
+        codes = np.load(options.codes)
+        stages["codec"] = lambda: ({n: engine.decode(codes[n].astype(np.int32)) for n in texts}, {})
+    stages["plain"] = lambda: synthesise(engine, texts, options.seed, "plain")
+    stages["plain, temperature 0.9"] = lambda: synthesise(engine, texts, options.seed, "plain", temperature=0.9)
+    if not engine.why_plain:
+        stages["spec"] = lambda: synthesise(engine, texts, options.seed, "spec")
+    for stage, make in stages.items():
+        audio, extra = make()
+        save(Path(options.work), stage, audio)
+        result["stages"][stage] = {**word_errors(asr, texts, audio), **extra}
+        example[stage] = audio[next(iter(texts))]
+        print(stage, {k: v for k, v in result["stages"][stage].items() if k != "heard"}, flush=True)
+    result["short_texts"] = missed_ends(engine, options.end_seeds)
+    result["picture"] = picture(example, next(iter(texts.values()))).name
+    finish("quality", result)
+
+
+if __name__ == "__main__":
+    main()
