@@ -229,7 +229,9 @@ def main() -> None:
             command = [sys.executable, __file__, "--run", str(folder), "--dtype", dtype, "--frames", str(args.frames)]
             results.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
             print(dtype, json.dumps(results[-1]["ms_per_frame_median"]), file=sys.stderr)
-    finish("full_size_" + "_".join(args.dtype), {"environment": environment(), "text": TEXT, "seed": 1, "runs": results})
+    finish(
+        "full_size_" + "_".join(args.dtype), {"environment": environment(), "text": TEXT, "seed": 1, "runs": results}
+    )
 
 
 if __name__ == "__main__":
