@@ -1,6 +1,7 @@
 """What several test files use: the tiny checkpoint, the command line as a process, a sound device."""
 
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -19,6 +20,8 @@ MLX_TTS = [sys.executable, "-c", "from mlx_rvqspec.cli import main; main()"]
 def start(tmp_path):
     """A function that starts mlx-tts with some arguments in an empty folder; what still runs is ended."""
     processes = []
+    # a shell starts background jobs with SIGINT ignored, and what is ignored stays so in the programs they start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def start(*arguments, **options):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
