@@ -36,13 +36,17 @@ SPEAK_CHUNK_FRAMES = 16  # speak() has no listener to hurry for; larger chunks c
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a stream: audio [S] float32 at 24 kHz, codes [T, 16] int32, and on the last one the reason."""
+    """A piece of a stream: audio [S] float32 at 24 kHz, codes [T, 16] int32, and on the last one the reason.
+
+    depths: [T, 16] int32, how many codes ahead each code was drafted; 0 where the decoder chose it itself.
+    """
 
     audio: np.ndarray
     codes: np.ndarray
     is_final: bool
     finish_reason: str | None
     stats: Stats
+    depths: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -229,7 +233,7 @@ class Engine:
                 time_to_first_audio_s=stats.time_to_first_audio_s or now - start,
                 **count(),
             )
-            yield Chunk(audio, np.stack(rows), reason is not None, reason, stats)
+            yield Chunk(audio, np.stack(rows), reason is not None, reason, stats, utterance.tally.take_depths())
             rows = []
         mx.clear_cache()  # once per utterance: buffers of lengths that may never come again
 

@@ -87,6 +87,16 @@ def test_tally_of_a_frame_worked_out_by_hand():
     assert counts["num_accepted"] == (1, 0, 1, 1, 0, 0, 1, 0, 1, 0, 1, 1, 0, 0, 1)
     assert counts["num_tried"] == (8, 5)
     assert counts["num_accepted_by_rank"] == ((4, 2), (2, 0))
+    assert tally.take_depths().tolist() == [[0, 1, 0, 1, 2, 0, 0, 1, 0, 1, 0, 1, 2, 0, 0, 1]]
+
+
+def test_chunks_say_how_deep_each_code_was_drafted():
+    options = {"speaker": "ryan", "seed": 3, "sampling": SHORT, "chunk_frames": 3}
+    chunks = list(engine().stream("Hello there.", decode="spec", **options))
+    assert [chunk.depths.shape for chunk in chunks] == [chunk.codes.shape for chunk in chunks]
+    depths, stats = np.concatenate([chunk.depths for chunk in chunks]), chunks[-1].stats
+    assert not depths[:, 0].any() and tuple((depths[:, 1:] > 0).sum(axis=0)) == stats.num_accepted
+    assert not any(chunk.depths.any() for chunk in engine().stream("Hello there.", decode="plain", **options))
 
 
 def test_no_round_is_spent_after_the_end_of_speech(monkeypatch: pytest.MonkeyPatch):

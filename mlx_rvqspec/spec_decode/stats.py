@@ -63,11 +63,18 @@ class Tally:
         self._depth, self._rank, self._drafts_first = depth, rank, drafts_first
         # codebook, depth and rank of every code so far; depth 0: the decoder's own choice
         self._counts = np.zeros((num_codes, depth.max() + 1, rank.max() + 1), dtype=np.int64)
+        self._depths: list[np.ndarray] = []
 
     def add(self, origin: np.ndarray) -> None:
         """origin: [16] nodes that the codes of one frame were drafted as."""
+        self._depths.append(self._depth[origin])
         nodes = origin[1:]
         np.add.at(self._counts, (np.arange(len(nodes)), self._depth[nodes], self._rank[nodes]), 1)
+
+    def take_depths(self) -> np.ndarray:
+        """Depths [T, 16] at which the codes of the frames since the last call were drafted; 0: the decoder's own."""
+        depths, self._depths = np.stack(self._depths), []
+        return depths
 
     def counts(self) -> dict[str, Any]:
         """Fields of Stats."""
