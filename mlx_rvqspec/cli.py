@@ -9,8 +9,8 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from importlib import metadata
 from itertools import chain, count
@@ -21,58 +21,36 @@ import mlx.core as mx
 import typer
 
 from .audio import FORMATS, Player, Write, choose_format, open_file, pipe_writer
+from .commands.fit import fit
+from .commands.shared import (
+    CANCELLED,
+    FILES,
+    GENERATION,
+    PIPE_CLOSED,
+    USAGE,
+    Dtype,
+    Fault,
+    Json,
+    Model,
+    Quiet,
+    Tell,
+    option,
+    progress,
+    say,
+    silent,
+    usage_faults,
+)
 from .config import ModelError, read_config
 from .generate import Chunk, load
-from .load import load_model, resolve
+from .load import resolve
 from .prompt import choose_voice
 from .sampling import MAX_SEED, Sampling
-from .spec_decode.drafter import FILE as DRAFTER_FILE
-from .spec_decode.drafter import cache_folder, find, save
 from .text import clean as clean_text
 from .text import prepare
 from .utterance import GenerationError
 from .version import __version__
 
-Tell = Callable[[str], None]
-USAGE, FILES, GENERATION, CANCELLED, PIPE_CLOSED = 2, 3, 4, 130, 141
-
 app = typer.Typer(pretty_exceptions_enable=False)
-
-
-class Fault(Exception):
-    """What to tell the user in one line, and the exit code."""
-
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-@contextmanager
-def usage_faults() -> Iterator[None]:
-    """Inside, a ValueError is the user's mistake."""
-    try:
-        yield
-    except ModelError:
-        raise
-    except ValueError as error:
-        raise Fault(USAGE, str(error)) from error
-
-
-def say(message: str) -> None:
-    print(message, file=sys.stderr)
-
-
-def silent(message: str) -> None:
-    pass
-
-
-def fit_option(help: str, metavar: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, show_default=False, **more)
-
-
-def option(panel: str, help: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **more)
-
 
 Text = Annotated[str, typer.Argument(metavar="TEXT|-", help="What to say; - reads it from stdin.", show_default=False)]
 Output = Annotated[
@@ -84,14 +62,10 @@ Format = Annotated[
 Force = Annotated[bool, option("Output", "Replace an existing file.", "--force")]
 Play = Annotated[bool, option("Output", "Play while speaking, also with -o.", "--play")]
 ChunkFrames = Annotated[int, option("Output", "Frames of 80 ms handed out at a time (4).", min=1, metavar="N")]
-Quiet = Annotated[bool, option("Output", "Only faults on stderr.", "--quiet", "-q")]
-Json = Annotated[bool, option("Output", "One JSON object on stdout; with -o - on stderr.", "--json")]
-Model = Annotated[str | None, option("Voice", "Model folder or hub id; else the built-in voice.", metavar="NAME")]
 Speaker = Annotated[str | None, option("Voice", "Who speaks: see mlx-tts voices.", metavar="NAME")]
 Language = Annotated[str, option("Voice", "A name such as english, a code such as en-US, or auto.", metavar="NAME")]
 Instruct = Annotated[str | None, option("Voice", "How to speak, or the voice to design, in words.", metavar="TEXT")]
 Clean = Annotated[bool, option("Voice", "Leave out markdown, emoji and web addresses.", "--clean")]
-Dtype = Annotated[Literal["float32", "bfloat16", "float16"] | None, option("Decoding", "Precision of the weights.")]
 Decode = Annotated[Literal["auto", "plain", "spec"], option("Decoding", "Speculative or not; the codes are the same.")]
 Drafter = Annotated[str | None, option("Decoding", "Drafter file, or none; else the model's own.", metavar="FILE")]
 TextFeed = Annotated[Literal["full", "stream"] | None, option("Decoding", "Text at once, or a token per frame.")]
@@ -223,18 +197,6 @@ def open_outputs(
     return writes, where
 
 
-@contextmanager
-def progress(wanted: bool) -> Iterator[Tell]:
-    """A function that shows a message on the terminal, if there is one, until the block ends."""
-    if not (wanted and sys.stderr.isatty()):
-        yield silent
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("loading") as status:
-        yield status.update
-
-
 def drain(chunks: Iterator[Chunk], writes: list[Write], show: Tell) -> Chunk:
     """The last chunk, after every chunk's audio went to every writer."""
     last = None
@@ -301,57 +263,7 @@ def info(model: Model = None, as_json: Json = False) -> None:
             print(f"{name:14} {', '.join(value) if isinstance(value, tuple) else value}")
 
 
-@app.command()
-def fit(
-    model: Annotated[str | None, typer.Argument(help="Model folder or hub id; else the built-in voice.")] = None,
-    text: Annotated[Path | None, fit_option("Texts to speak, one a line; else the package's own.", "FILE")] = None,
-    output: Annotated[Path | None, fit_option("Else where speak looks for it.", "FILE", "--output", "-o")] = None,
-    frames: Annotated[int, fit_option("Frames of 80 ms to fit on (6000).", "N", min=32)] = 6000,
-    steps: Annotated[int, fit_option("Steps of the optimiser (300).", "N", min=1)] = 300,
-    seed: Annotated[int, fit_option("Of the speech and of the fit (0).", "N", min=0, max=MAX_SEED // 2)] = 0,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the drafter there is: only measure this device.")] = False,
-    dtype: Dtype = None,
-    quiet: Quiet = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-) -> None:
-    """Make a model's drafter, with which it decodes several codes at a time, and measure what that brings here."""
-    from .fit.collect import all_voices, collect  # not needed to speak
-    from .fit.device import choose_rows, measure_here
-    from .fit.run import make_drafter, texts_for
-
-    with usage_faults():
-        if output and output.suffix != ".safetensors":
-            raise ValueError(f"{output} does not end in .safetensors, as a drafter must")
-        texts, folder = texts_for(text), resolve(model)
-        all_voices(read_config(folder))
-    with progress(not quiet) as show:
-        loaded = load_model(folder, dtype=dtype)
-        if keep:
-            drafter, path = find(folder, loaded.multi_code_decoder, loaded.fingerprint, None), None
-            if drafter is None:
-                raise Fault(FILES, "there is no drafter to keep; without --keep one is made")
-            spoken = collect(loaded, texts[1], 4, seed=seed)
-        else:
-            path = output or cache_folder() / loaded.fingerprint / DRAFTER_FILE
-            drafter, spoken = make_drafter(loaded, texts, num_frames=frames, seed=seed, num_steps=steps, show=show)
-            save(drafter, path)
-        show("measuring rounds")
-        costs = measure_here(loaded, drafter, spoken)
-    chosen = choose_rows(costs)
-    if as_json:
-        facts = {"drafter": path and str(path), "num_nodes": chosen, "costs": [asdict(cost) for cost in costs]}
-        print(json.dumps(facts | dict(drafter.facts)))
-        return
-    tell = silent if quiet else say
-    tell("rows a round  codes a round  ms a round  ms a code  speed-up")
-    for cost in costs:
-        figures = f"{cost.codes_per_round:13.2f}  {1e3 * cost.round_s:10.2f}  {1e3 * cost.code_s:9.2f}"
-        mark = "  <- used here" if cost.num_nodes == chosen else ""
-        tell(f"{cost.num_nodes:13}  {figures}  {costs[0].code_s / cost.code_s:7.2f}x{mark}")
-    if chosen == 1:
-        tell("speculation does not pay on this device: speak decodes plainly")
-    if path:
-        print(path)
+app.command()(fit)
 
 
 @app.callback(invoke_without_command=True)

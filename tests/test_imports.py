@@ -15,6 +15,8 @@ ORDER = [
     {"generate", "fit.collect"},
     {"fit.offsets", "fit.grow_tree", "fit.device"},
     {"fit.run"},
+    {"commands.shared"},
+    {"commands.fit"},
     {"cli"},
 ]
 RANK = {m: i for i, row in enumerate(ORDER) for m in row}

@@ -1,0 +1,71 @@
+"""mlx-tts fit: a drafter for a model, and the rows per round that pay on this machine."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..config import read_config
+from ..load import load_model, resolve
+from ..sampling import MAX_SEED
+from ..spec_decode.drafter import FILE as DRAFTER_FILE
+from ..spec_decode.drafter import cache_folder, find, save
+from .shared import FILES, Dtype, Fault, Quiet, progress, say, silent, usage_faults
+
+
+def fit_option(help: str, metavar: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, show_default=False, **more)
+
+
+def fit(
+    model: Annotated[str | None, typer.Argument(help="Model folder or hub id; else the built-in voice.")] = None,
+    text: Annotated[Path | None, fit_option("Texts to speak, one a line; else the package's own.", "FILE")] = None,
+    output: Annotated[Path | None, fit_option("Else where speak looks for it.", "FILE", "--output", "-o")] = None,
+    frames: Annotated[int, fit_option("Frames of 80 ms to fit on (6000).", "N", min=32)] = 6000,
+    steps: Annotated[int, fit_option("Steps of the optimiser (300).", "N", min=1)] = 300,
+    seed: Annotated[int, fit_option("Of the speech and of the fit (0).", "N", min=0, max=MAX_SEED // 2)] = 0,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the drafter there is: only measure this device.")] = False,
+    dtype: Dtype = None,
+    quiet: Quiet = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Make a model's drafter, with which it decodes several codes at a time, and measure what that brings here."""
+    from ..fit.collect import all_voices, collect  # not needed to speak
+    from ..fit.device import choose_rows, measure_here
+    from ..fit.run import make_drafter, texts_for
+
+    with usage_faults():
+        if output and output.suffix != ".safetensors":
+            raise ValueError(f"{output} does not end in .safetensors, as a drafter must")
+        texts, folder = texts_for(text), resolve(model)
+        all_voices(read_config(folder))
+    with progress(not quiet) as show:
+        loaded = load_model(folder, dtype=dtype)
+        if keep:
+            drafter, path = find(folder, loaded.multi_code_decoder, loaded.fingerprint, None), None
+            if drafter is None:
+                raise Fault(FILES, "there is no drafter to keep; without --keep one is made")
+            spoken = collect(loaded, texts[1], 4, seed=seed)
+        else:
+            path = output or cache_folder() / loaded.fingerprint / DRAFTER_FILE
+            drafter, spoken = make_drafter(loaded, texts, num_frames=frames, seed=seed, num_steps=steps, show=show)
+            save(drafter, path)
+        show("measuring rounds")
+        costs = measure_here(loaded, drafter, spoken)
+    chosen = choose_rows(costs)
+    if as_json:
+        facts = {"drafter": path and str(path), "num_nodes": chosen, "costs": [asdict(cost) for cost in costs]}
+        print(json.dumps(facts | dict(drafter.facts)))
+        return
+    tell = silent if quiet else say
+    tell("rows a round  codes a round  ms a round  ms a code  speed-up")
+    for cost in costs:
+        figures = f"{cost.codes_per_round:13.2f}  {1e3 * cost.round_s:10.2f}  {1e3 * cost.code_s:9.2f}"
+        mark = "  <- used here" if cost.num_nodes == chosen else ""
+        tell(f"{cost.num_nodes:13}  {figures}  {costs[0].code_s / cost.code_s:7.2f}x{mark}")
+    if chosen == 1:
+        tell("speculation does not pay on this device: speak decodes plainly")
+    if path:
+        print(path)
