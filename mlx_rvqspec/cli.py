@@ -41,9 +41,10 @@ from .commands.shared import (
     usage_faults,
 )
 from .config import ModelError, read_config
-from .generate import Chunk, load
+from .generate import load
 from .load import resolve
 from .prompt import choose_voice
+from .reading import Chunk
 from .sampling import MAX_SEED, Sampling
 from .text import clean as clean_text
 from .text import prepare

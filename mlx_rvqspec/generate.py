@@ -1,52 +1,31 @@
 """The Engine: text in, speech out. The only place that knows all stages.
 
-MLX streams belong to a thread, so one owner thread loads and runs everything, and the Engine can be called from any.
-Requests interleave between chunks; they share no state.
+The owner thread loads and runs everything, and the Engine can be called from any. Requests interleave between chunks;
+they share no state.
 """
 
-import math
 import secrets
-import threading
-import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from .load import load_model, resolve
 from .model import Qwen3TTS
-from .prompt import TEXT_FEEDS, Voice, build_prompt, choose_voice, embed_prompt
+from .owner import owner
+from .prompt import TEXT_FEEDS, choose_voice
+from .reading import Chunk, Job, Reader
 from .sampling import MAX_SEED, Sampling
 from .spec_decode.drafter import Drafter, device_name, find, rows_for
 from .spec_decode.stats import Stats
-from .text import longest_speech_s, prepare
-from .utterance import GenerationError, Steps, Utterance
+from .text import prepare
 
-T = TypeVar("T")
 NO_DRAFTER = "this model has no drafter, which would decode several codes at a time; mlx-tts fit makes one"
 DOES_NOT_PAY = "speculation was measured on this device and does not pay"
 SPEAK_CHUNK_FRAMES = 16  # speak() has no listener to hurry for; larger chunks cost memory and save little
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A piece of a stream: audio [S] float32 at 24 kHz, codes [T, 16] int32, and on the last one the reason.
-
-    depths: [T, 16] int32, how many codes ahead each code was drafted; 0 where the decoder chose it itself.
-    """
-
-    audio: np.ndarray
-    codes: np.ndarray
-    is_final: bool
-    finish_reason: str | None
-    stats: Stats
-    depths: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -58,39 +37,6 @@ class Speech:
     codes: np.ndarray
     finish_reason: str
     stats: Stats
-
-
-class Owner:
-    """The one thread that touches MLX, which keeps its streams per thread. Calls run in the order they come.
-
-    One for the process and a daemon that never ends: a thread with MLX streams that is joined or ends while the
-    interpreter exits aborts the process (MLX 0.32.4, CPU), which rules out a ThreadPoolExecutor.
-    """
-
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Future, Callable, tuple]] = SimpleQueue()
-        threading.Thread(target=self._serve, name="mlx-rvqspec", daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            future, function, args = self._calls.get()
-            try:
-                future.set_result(function(*args))
-            except BaseException as error:  # belongs to the caller, whatever it is
-                future.set_exception(error)
-            del future, function, args  # the next wait may be long: hold nothing
-
-    def run(self, function: Callable[..., T], *args: Any) -> T:
-        """function(*args) on the owner thread; its result or its exception."""
-        future: Future = Future()
-        self._calls.put((future, function, args))
-        return future.result()
-
-
-@cache
-def owner() -> Owner:
-    """The process's owner thread, started by the first ``load``."""
-    return Owner()
 
 
 class Engine:
@@ -108,10 +54,9 @@ class Engine:
         drafter: Drafter | None = None,
         num_nodes: int = 1,
     ) -> None:
-        self._model, self._wrap, self._drafter, self.num_nodes = model, wrap, drafter, num_nodes
-        self._steps: dict[Any, Steps] = {}
+        self._model, self._drafter, self.num_nodes = model, drafter, num_nodes
+        self._reader = Reader(model, wrap, drafter, num_nodes)
         self.why_plain = NO_DRAFTER if drafter is None else DOES_NOT_PAY if num_nodes == 1 else ""
-        self._speech_step = wrap(model.speech_decoder.step)
         self.config = model.config
         self.sample_rate = model.config.sample_rate
         self.speakers = model.config.speakers
@@ -193,7 +138,8 @@ class Engine:
             raise ValueError(f"seed is {seed}; expected 0 to {MAX_SEED}")
         if chunk_frames < 1:
             raise ValueError(f"chunk_frames is {chunk_frames}; expected 1 or more")
-        return self._pump(self._chunks(text, voice, seed, decode, sampling or self.sampling, feed, chunk_frames))
+        job = Job(text, voice, seed, decode, sampling or self.sampling, feed, chunk_frames)
+        return self._pump(self._reader.read(job))
 
     def _pump(self, chunks: Generator[Chunk, None, None]) -> Generator[Chunk, None, None]:
         """Run a generator on the owner thread, one step per item, and close it there when the caller is done."""
@@ -202,59 +148,6 @@ class Engine:
                 yield chunk
         finally:
             owner().run(chunks.close)
-
-    def _chunks(
-        self, text: str, voice: Voice, seed: int, decode: str, sampling: Sampling, feed: str, chunk_frames: int
-    ) -> Generator[Chunk, None, None]:
-        start = time.perf_counter()
-        model = self._model
-        if sampling.max_frames is None:
-            needed = math.ceil(longest_speech_s(text) * self.config.frame_rate_hz)
-            sampling = replace(sampling, max_frames=min(needed, model.max_frames))
-        prompt = build_prompt(self.config, model.tokenizer, text, voice, feed)
-        prefill, trailing = embed_prompt(prompt, model.code_decoder)
-        utterance = Utterance(self._steps_for(sampling, decode), prefill, trailing, sampling, seed)
-        frames, count = utterance.frames(), utterance.tally.counts
-        stats = Stats(seed, decode, 0, self.config.frame_rate_hz, 0.0, 0.0, 0.0, **count())
-        state, rows, reason = model.speech_decoder.initial_state(1), [], None
-        while not reason:
-            row, reason = next(frames)
-            rows.append(row)
-            if len(rows) < chunk_frames and not reason:
-                continue
-            begin = time.perf_counter()
-            audio, state = self._speak_rows(rows, chunk_frames, state, stats.frames)
-            now = time.perf_counter()
-            stats = replace(
-                stats,
-                frames=stats.frames + len(rows),
-                total_s=now - start,
-                speech_s=stats.speech_s + now - begin,
-                time_to_first_audio_s=stats.time_to_first_audio_s or now - start,
-                **count(),
-            )
-            yield Chunk(audio, np.stack(rows), reason is not None, reason, stats, utterance.tally.take_depths())
-            rows = []
-        mx.clear_cache()  # once per utterance: buffers of lengths that may never come again
-
-    def _steps_for(self, sampling: Sampling, decode: str) -> Steps:
-        key = (sampling.first.form, sampling.rest.form, decode)
-        if key not in self._steps:
-            drafter, num_nodes = (self._drafter, self.num_nodes) if decode == "spec" else (None, 1)
-            if drafter and num_nodes == 1:  # it does not pay, and is asked for
-                num_nodes = drafter.facts["num_nodes"]
-            self._steps[key] = Steps(self._model, sampling, self._wrap, drafter=drafter, num_nodes=num_nodes)
-        return self._steps[key]
-
-    def _speak_rows(self, rows: list[np.ndarray], chunk_frames: int, state: Any, frame: int) -> tuple[np.ndarray, Any]:
-        """Audio of the next frames. A short last chunk is padded to the compiled shape: the decoder is causal."""
-        codes = np.stack(rows)
-        padded = np.pad(codes, [(0, chunk_frames - len(rows)), (0, 0)])
-        audio, state = self._speech_step(mx.array(padded[None]), state)
-        samples = np.array(audio[0, : len(rows) * self.config.speech_decoder.samples_per_frame])  # the caller's
-        if not np.isfinite(samples).all():
-            raise GenerationError(f"audio from frame {frame} on is not finite")
-        return samples, state
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
         """Audio [1920 T] float32 of codes [T, 16]. Raises ValueError for codes outside their codebooks."""

@@ -127,7 +127,7 @@ def test_speech_that_does_not_end_is_bounded_by_its_text(engine: Engine, monkeyp
     steps = Steps(engine._model, Sampling(), wrap=lambda function: function)
     steps.allowed = steps.allowed & (mx.arange(steps.allowed.size) != steps.eos)
     mx.eval(steps.allowed)  # here: an array is evaluated in the thread that made it
-    monkeypatch.setattr(engine, "_steps_for", lambda *_: steps)
+    monkeypatch.setattr(engine._reader, "steps_for", lambda *_: steps)
     speech = engine.speak("OK", speaker="ryan", seed=1)
     assert speech.finish_reason == "length" and len(speech.codes) == 30
     assert len(engine.speak("OK", speaker="ryan", seed=1, sampling=Sampling(max_frames=40)).codes) == 40

@@ -5,14 +5,15 @@ from pathlib import Path
 
 PKG = Path(__file__).parents[1] / "mlx_rvqspec"
 ORDER = [
-    {"blas", "version", "config", "sampling", "audio", "text", "spec_decode.stats", "spec_decode.tree"},
+    {"blas", "version", "owner", "config", "sampling", "audio", "text", "spec_decode.stats", "spec_decode.tree"},
     {"layers", "cache", "speech_decoder.layers", "speech_decoder.quantizer"},
     {"code_decoder", "multi_code_decoder", "speech_decoder.decoder"},
     {"model", "spec_decode.drafter"},
     {"load", "prompt", "spec_decode.rounds"},
     {"spec_decode.frames"},
     {"utterance"},
-    {"generate", "fit.collect"},
+    {"reading", "fit.collect"},
+    {"generate"},
     {"fit.offsets", "fit.grow_tree", "fit.device"},
     {"fit.run"},
     {"commands.shared"},
