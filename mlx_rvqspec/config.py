@@ -11,6 +11,19 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
+# What upstream's classes put in for keys that a file leaves out. For the encoders, unlike for the decoders, these are
+# the published values, and the published files do leave them out; the tensors' shapes hold nearly all of them.
+SPEECH_ENCODER_DEFAULTS = {  # MimiConfig of transformers 4.57
+    **{"num_filters": 64, "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8},
+    **{"num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 2048, "codebook_size": 2048},
+    **{"codebook_dim": 256, "num_semantic_quantizers": 1, "upsampling_ratios": [8, 6, 5, 4]},
+    **{"norm_eps": 1e-5, "rope_theta": 10_000.0},
+}
+SPEAKER_ENCODER_DEFAULTS = {  # Qwen3TTSSpeakerEncoderConfig
+    **{"mel_dim": 128, "enc_channels": [512, 512, 512, 512, 1536], "enc_kernel_sizes": [5, 3, 3, 3, 1]},
+    **{"enc_dilations": [1, 2, 3, 4, 1], "enc_attention_channels": 128, "enc_res2net_scale": 8},
+    "enc_se_channels": 128,
+}
 NUM_CONTROL_IDS = 1024  # the talker vocabulary ends in this many ids that are no codes (upstream `generate`)
 
 T = TypeVar("T")
@@ -123,6 +136,44 @@ class SpeechDecoderConfig:
 
 
 @dataclass(frozen=True)
+class SpeechEncoderConfig:
+    """``encoder_config`` of speech_tokenizer/config.json."""
+
+    num_filters: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    codebook_size: int
+    codebook_dim: int
+    num_semantic_quantizers: int
+    upsampling_ratios: tuple[int, ...]
+    norm_eps: float
+    rope_theta: float
+
+    @property
+    def samples_per_frame(self) -> int:
+        return 2 * prod(self.upsampling_ratios)
+
+
+@dataclass(frozen=True)
+class SpeakerEncoderConfig:
+    """``speaker_encoder_config``, which Base models have."""
+
+    enc_dim: int
+    sample_rate: int
+    mel_dim: int
+    enc_channels: tuple[int, ...]
+    enc_kernel_sizes: tuple[int, ...]
+    enc_dilations: tuple[int, ...]
+    enc_attention_channels: int
+    enc_res2net_scale: int
+    enc_se_channels: int
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Everything config.json and speech_tokenizer/config.json say that inference needs."""
 
@@ -136,6 +187,8 @@ class ModelConfig:
     code_decoder: CodeDecoderConfig
     multi_code_decoder: MultiCodeDecoderConfig
     speech_decoder: SpeechDecoderConfig
+    speech_encoder: SpeechEncoderConfig | None  # None: the model cannot encode
+    speaker_encoder: SpeakerEncoderConfig | None
     sample_rate: int
 
     @cached_property
@@ -183,10 +236,23 @@ def read_config(folder: Path) -> ModelConfig:
         code_decoder=_read(CodeDecoderConfig, talker, f"{where} talker_config"),
         multi_code_decoder=_read(MultiCodeDecoderConfig, predictor, f"{where} code_predictor_config"),
         speech_decoder=_read(SpeechDecoderConfig, decoder, f"{speech_where} decoder_config"),
+        speech_encoder=_read_encoder(
+            SpeechEncoderConfig, speech, "encoder_config", SPEECH_ENCODER_DEFAULTS, str(speech_where)
+        ),
+        speaker_encoder=_read_encoder(
+            SpeakerEncoderConfig, data, "speaker_encoder_config", SPEAKER_ENCODER_DEFAULTS, str(where)
+        ),
         sample_rate=speech["output_sample_rate"],
     )
     _check(config, str(where))
+    _check_encoders(config, str(where))
     return config
+
+
+def _read_encoder(cls: type[T], data: dict[str, Any], key: str, defaults: dict[str, Any], where: str) -> T | None:
+    if data.get(key) is None:
+        return None
+    return _read(cls, defaults | _section(data, key, where), f"{where} {key}")
 
 
 def _check(config: ModelConfig, where: str) -> None:
@@ -206,4 +272,21 @@ def _check(config: ModelConfig, where: str) -> None:
         raise ModelError(
             f"{where}: talker_config.vocab_size {config.code_decoder.vocab_size} leaves "
             f"{config.code_decoder.num_codes} codes, more than codebook_size {config.speech_decoder.codebook_size}"
+        )
+
+
+def _check_encoders(config: ModelConfig, where: str) -> None:
+    decoder, encoder, speaker = config.speech_decoder, config.speech_encoder, config.speaker_encoder
+    if encoder and (encoder.samples_per_frame, encoder.codebook_size) != (
+        decoder.samples_per_frame,
+        decoder.codebook_size,
+    ):
+        raise ModelError(
+            f"{where}: the speech tokenizer encodes {encoder.samples_per_frame} samples a frame with codebooks of "
+            f"{encoder.codebook_size}, but decodes {decoder.samples_per_frame} with {decoder.codebook_size}"
+        )
+    if speaker and (speaker.enc_dim, speaker.sample_rate) != (config.code_decoder.hidden_size, config.sample_rate):
+        raise ModelError(
+            f"{where}: speaker_encoder_config makes vectors of {speaker.enc_dim} at {speaker.sample_rate} Hz; "
+            f"expected {config.code_decoder.hidden_size} at {config.sample_rate} Hz"
         )

@@ -20,6 +20,8 @@ from .model import Qwen3TTS
 from .multi_code_decoder import MultiCodeDecoder, stack_codebooks
 from .sampling import frame_limit, sampling_defaults
 from .speech_decoder.decoder import SpeechDecoder
+from .speech_encoder.encoder import SpeechEncoder
+from .speech_encoder.speaker import SpeakerEncoder
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 MAX_HEADER_BYTES = 100 << 20  # the safetensors format's own limit
@@ -233,6 +235,7 @@ def load_model(model: str | Path | None = None, *, dtype: str | None = None) -> 
         text_feed="full" if defaults.get("non_streaming_mode", config.tts_model_type != "base") else "stream",
         dtype=chosen,
         fingerprint=fingerprint(folder),
+        folder=folder,
     )
 
 
@@ -264,3 +267,26 @@ def _load_speech_decoder(config: ModelConfig, folder: Path) -> SpeechDecoder:
         raise ModelError(f"{folder}: tensor decoder.{error.args[0]} is missing") from None
     _fill(decoder, tensors, mx.float32, folder)
     return decoder
+
+
+def load_speech_encoder(config: ModelConfig, folder: Path) -> SpeechEncoder:
+    """The encoder that ``config``, read from ``folder``, describes. Raises ModelError when there is none."""
+    tensors = _under(read_weights(folder / "speech_tokenizer"), "encoder.")
+    if config.speech_encoder is None or not tensors:
+        raise ModelError(f"{folder} has no speech encoder, so it cannot turn sound into codes; a Base model can")
+    encoder = SpeechEncoder(config.speech_encoder, config.speech_decoder.num_quantizers)
+    try:
+        tensors = encoder.sanitize(tensors)
+    except KeyError as error:
+        raise ModelError(f"{folder / 'speech_tokenizer'}: tensor encoder.{error.args[0]} is missing") from None
+    _fill(encoder, tensors, mx.float32, folder / "speech_tokenizer")
+    return encoder
+
+
+def load_speaker_encoder(config: ModelConfig, folder: Path) -> SpeakerEncoder:
+    """The encoder that ``config``, read from ``folder``, describes. Raises ModelError when there is none."""
+    if config.speaker_encoder is None:
+        raise ModelError(f"{folder} has no speaker encoder, so it cannot take on a voice; a Base model can")
+    encoder = SpeakerEncoder(config.speaker_encoder)
+    _fill(encoder, encoder.sanitize(_under(read_weights(folder), "speaker_encoder.")), mx.float32, folder)
+    return encoder

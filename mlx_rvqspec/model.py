@@ -1,6 +1,7 @@
 """Qwen3TTS: the three decoders of one checkpoint with its tokenizer, configuration and default settings."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import mlx.core as mx
 from tokenizers import Tokenizer
@@ -24,6 +25,7 @@ class Qwen3TTS:
     text_feed: str
     dtype: mx.Dtype
     fingerprint: str
+    folder: Path
 
     def embed_frame(self, codes: mx.array) -> mx.array:
         """Sum of the 16 code embeddings of a frame: codes [B, 16] -> [B, D], the CodeDecoder's next input."""

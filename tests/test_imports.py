@@ -7,7 +7,13 @@ PKG = Path(__file__).parents[1] / "mlx_rvqspec"
 ORDER = [
     {"blas", "version", "owner", "config", "sampling", "audio", "text", "spec_decode.stats", "spec_decode.tree"},
     {"layers", "cache", "speech_decoder.layers", "speech_decoder.quantizer"},
-    {"code_decoder", "multi_code_decoder", "speech_decoder.decoder"},
+    {
+        "code_decoder",
+        "multi_code_decoder",
+        "speech_decoder.decoder",
+        "speech_encoder.encoder",
+        "speech_encoder.speaker",
+    },
     {"model", "spec_decode.drafter"},
     {"load", "prompt", "spec_decode.rounds"},
     {"spec_decode.frames"},

@@ -131,13 +131,15 @@ def test_both_convolution_forms_agree(monkeypatch):
     assert_recorded_audio(matrices(codes), np.array(kernels(codes)))
 
 
-@pytest.mark.parametrize(("kernel", "dilation"), [(1, 1), (3, 1), (7, 1), (7, 3), (7, 9)])
-def test_convolve_is_conv1d(kernel, dilation, monkeypatch):
+@pytest.mark.parametrize(
+    ("kernel", "dilation", "stride"), [(1, 1, 1), (3, 1, 1), (7, 1, 1), (7, 3, 1), (7, 9, 1), (4, 1, 2), (16, 1, 8)]
+)
+def test_convolve_is_conv1d(kernel, dilation, stride, monkeypatch):
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu))
     x, weight = mx.random.normal((2, 70, 6)), mx.random.normal((5, kernel, 6))
     bias = mx.random.normal((5,))
-    expected = mx.conv1d(x, weight, dilation=dilation) + bias
-    actual = convolve(x, conv_layout(weight), bias, kernel, dilation)
+    expected = mx.conv1d(x, weight, stride=stride, dilation=dilation) + bias
+    actual = convolve(x, conv_layout(weight), bias, kernel, dilation, stride)
     np.testing.assert_allclose(np.array(actual), np.array(expected), rtol=0, atol=1e-5)
 
 

@@ -28,7 +28,7 @@ from .layers import (
     initial_states,
     step_all,
 )
-from .quantizer import Quantizer
+from .quantizer import Quantizer, fold_codebooks
 
 BLOCK_FRAMES = 16  # of a whole decode: bounds its memory (0.5 GB at full size) whatever its length
 
@@ -170,7 +170,7 @@ class SpeechDecoder(nn.Module):
         """
         weights = {k: v.astype(mx.float32) for k, v in weights.items() if not _ENCODING.fullmatch(k)}
         _fold_scales(weights)
-        _fold_codebooks(weights)
+        fold_codebooks(weights, _CODEBOOK)
         return dict(_converted(name, weights) for name in weights)
 
 
@@ -191,17 +191,6 @@ def _fold_scales(weights: dict[str, mx.array]) -> None:
             scale = weights.pop(name)
             for target in (name.removesuffix(suffix) + target for target in targets):
                 weights[target] = (weights[target].T * scale).T  # by output, which is the first axis
-
-
-def _fold_codebooks(weights: dict[str, mx.array]) -> None:
-    """Stack the entries of each group, ordered by codebook, as one [Q, V, D] tensor; changes ``weights``."""
-    groups: dict[str, dict[int, mx.array]] = {}
-    for match in filter(None, map(_CODEBOOK.fullmatch, list(weights))):
-        usage = weights.pop(match[0].replace("embedding_sum", "cluster_usage"))
-        entries = weights.pop(match[0]) / mx.maximum(usage, 1e-5)[:, None]
-        groups.setdefault(match[1], {})[int(match[2])] = entries
-    for group, books in groups.items():
-        weights[f"{group}.codebook"] = mx.stack([books[i] for i in sorted(books)])
 
 
 def _converted(name: str, weights: dict[str, mx.array]) -> tuple[str, mx.array]:

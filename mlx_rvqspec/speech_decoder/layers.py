@@ -1,4 +1,4 @@
-"""Causal convolutions of the SpeechDecoder as functions of (input, state), and the blocks built from them.
+"""Causal convolutions as functions of (input, state), and the blocks the SpeechDecoder builds from them.
 
 Arrays are [B, S, C], channels last. A layer with memory has ``initial_state(batch)`` and ``step(x, state)``,
 which returns the output of the new positions and the next state. The first state is zeros, upstream's left
@@ -32,11 +32,14 @@ def step_all(layers: Sequence[Layer], x: mx.array, states: State) -> tuple[mx.ar
     return x, new_states
 
 
-def windows(x: mx.array, kernel: int, dilation: int) -> mx.array:
-    """[B, S, C] -> [B, S - (kernel - 1) * dilation, kernel, C], the inputs under each output. A view."""
+def windows(x: mx.array, kernel: int, dilation: int = 1, stride: int = 1) -> mx.array:
+    """[B, S, C] -> [B, (S - (kernel - 1) * dilation - 1) // stride + 1, kernel, C], the inputs under each output.
+
+    A view.
+    """
     B, S, C = x.shape
-    strides = (S * C, C, dilation * C, 1)
-    return mx.as_strided(x, (B, S - (kernel - 1) * dilation, kernel, C), strides)
+    num_outputs = (S - (kernel - 1) * dilation - 1) // stride + 1
+    return mx.as_strided(x, (B, num_outputs, kernel, C), (S * C, stride * C, dilation * C, 1))
 
 
 def conv_layout(weight: mx.array) -> mx.array:
@@ -50,29 +53,34 @@ def conv_layout(weight: mx.array) -> mx.array:
     return mx.contiguous(weight.reshape(weight.shape[0], -1).T)
 
 
-def convolve(x: mx.array, weight: mx.array, bias: mx.array, kernel: int, dilation: int) -> mx.array:
+def convolve(
+    x: mx.array, weight: mx.array, bias: mx.array, kernel: int, dilation: int = 1, stride: int = 1
+) -> mx.array:
     """The convolution without padding; weight: from ``conv_layout``."""
     if weight.ndim == 3:
-        return mx.conv1d(x, weight, dilation=dilation) + bias
+        return mx.conv1d(x, weight, stride=stride, dilation=dilation) + bias
     if kernel > 1:
-        x = windows(x, kernel, dilation).flatten(2)
+        x = windows(x, kernel, dilation, stride).flatten(2)
     return mx.addmm(bias, x, weight)
 
 
 class CausalConv(nn.Module):
-    """A convolution whose output ends with its input. State: the inputs it still needs, [B, reach, in]."""
+    """A convolution whose output ends with its input. State: the inputs it still needs, [B, reach, in].
 
-    def __init__(self, num_in: int, num_out: int, kernel: int, dilation: int = 1):
+    With a stride, a step takes a multiple of it.
+    """
+
+    def __init__(self, num_in: int, num_out: int, kernel: int, dilation: int = 1, stride: int = 1):
         super().__init__()
-        self.num_in, self.kernel, self.dilation = num_in, kernel, dilation
-        self.reach = (kernel - 1) * dilation
+        self.num_in, self.kernel, self.dilation, self.stride = num_in, kernel, dilation, stride
+        self.reach = (kernel - 1) * dilation + 1 - stride
         bound = (num_in * kernel) ** -0.5
         self.weight = conv_layout(mx.random.uniform(-bound, bound, (num_out, kernel, num_in)))
         self.bias = mx.zeros(num_out)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """x: [B, reach + S, in], state included -> [B, S, out]."""
-        return convolve(x, self.weight, self.bias, self.kernel, self.dilation)
+        """x: [B, reach + S, in], state included -> [B, S / stride, out]."""
+        return convolve(x, self.weight, self.bias, self.kernel, self.dilation, self.stride)
 
     def initial_state(self, batch: int) -> State:
         return mx.zeros((batch, self.reach, self.num_in))
@@ -114,7 +122,7 @@ class DepthwiseConv(nn.Module):
     def step(self, x: mx.array, state: State) -> tuple[mx.array, State]:
         num_new, kernel = x.shape[1], self.weight.shape[0]
         x = mx.concatenate([state, x], axis=1)
-        return (windows(x, kernel, 1) * self.weight).sum(axis=2) + self.bias, x[:, num_new:]
+        return (windows(x, kernel) * self.weight).sum(axis=2) + self.bias, x[:, num_new:]
 
 
 class Snake(nn.Module):

@@ -1,5 +1,7 @@
 """The code books of the SpeechDecoder: 16 codes of a frame to one latent vector."""
 
+import re
+
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -34,3 +36,19 @@ class Quantizer(nn.Module):
         """codes: [B, T, 16] integers -> [B, T, codebook_dim] float32."""
         n = self.num_semantic
         return self.rvq_first(codes[..., :n]) + self.rvq_rest(codes[..., n:])
+
+
+def fold_codebooks(weights: dict[str, mx.array], pattern: re.Pattern[str]) -> None:
+    """Stack the entries of each group, ordered by codebook, as one [Q, V, D] tensor; changes ``weights``.
+
+    pattern: matches the names of the sums of a codebook's entries; its groups are the group of codebooks and the
+    number in it. Beside each sum lies ``cluster_usage``, what it is divided by.
+    Raises KeyError naming a tensor that is missing.
+    """
+    groups: dict[str, dict[int, mx.array]] = {}
+    for match in filter(None, map(pattern.fullmatch, list(weights))):
+        usage = weights.pop(f"{match[0].rpartition('.')[0]}.cluster_usage")
+        entries = weights.pop(match[0]) / mx.maximum(usage, 1e-5)[:, None]
+        groups.setdefault(match[1], {})[int(match[2])] = entries
+    for group, books in groups.items():
+        weights[f"{group}.codebook"] = mx.stack([books[i] for i in sorted(books)])
