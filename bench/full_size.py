@@ -178,7 +178,7 @@ def run(folder: Path, dtype: str, num_frames: int) -> dict[str, Any]:
     steps = Steps(model, sampling, wrap=lambda function: function)
 
     def prefill() -> Utterance:
-        return Utterance(steps, *embed_prompt(prompt, model.code_decoder), sampling, seed=1)
+        return Utterance(steps, *embed_prompt(prompt, model), sampling, seed=1)
 
     begin = time.perf_counter()
     utterance = prefill()

@@ -4,11 +4,14 @@ from .blas import prefer_openblas
 
 BLAS = prefer_openblas()  # before anything imports MLX
 
+from .cloned_voice import ClonedVoice  # noqa: E402
 from .config import ModelError  # noqa: E402
 from .generate import Engine, Speech, load  # noqa: E402
 from .reading import Chunk  # noqa: E402
+from .recording import read_recording  # noqa: E402
 from .sampling import Sampling  # noqa: E402
 from .utterance import GenerationError  # noqa: E402
 from .version import __version__  # noqa: E402
 
-__all__ = ["Chunk", "Engine", "GenerationError", "ModelError", "Sampling", "Speech", "__version__", "load"]
+__all__ = ["Chunk", "ClonedVoice", "Engine", "GenerationError", "ModelError", "Sampling", "Speech", "__version__"]
+__all__ += ["load", "read_recording"]

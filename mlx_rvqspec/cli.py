@@ -21,6 +21,7 @@ import mlx.core as mx
 import typer
 
 from .audio import FORMATS, Player, Write, choose_format, open_file, pipe_writer
+from .cloned_voice import ClonedVoice
 from .commands.fit import fit
 from .commands.shared import (
     CANCELLED,
@@ -40,9 +41,10 @@ from .commands.shared import (
     silent,
     usage_faults,
 )
+from .commands.voices import app as voices_app
 from .config import ModelError, read_config
 from .generate import load
-from .load import resolve
+from .load import fingerprint, resolve
 from .prompt import choose_voice
 from .reading import Chunk
 from .sampling import MAX_SEED, Sampling
@@ -64,6 +66,7 @@ Force = Annotated[bool, option("Output", "Replace an existing file.", "--force")
 Play = Annotated[bool, option("Output", "Play while speaking, also with -o.", "--play")]
 ChunkFrames = Annotated[int, option("Output", "Frames of 80 ms handed out at a time (4).", min=1, metavar="N")]
 Speaker = Annotated[str | None, option("Voice", "Who speaks: see mlx-tts voices.", metavar="NAME")]
+VoiceFile = Annotated[str | None, option("Voice", "Cloned voice, from mlx-tts voices make.", "--voice", metavar="FILE")]
 Language = Annotated[str, option("Voice", "A name such as english, a code such as en-US, or auto.", metavar="NAME")]
 Instruct = Annotated[str | None, option("Voice", "How to speak, or the voice to design, in words.", metavar="TEXT")]
 Clean = Annotated[bool, option("Voice", "Leave out markdown, emoji and web addresses.", "--clean")]
@@ -93,6 +96,7 @@ def speak(
     as_json: Json = False,
     model: Model = None,
     speaker: Speaker = None,
+    voice: VoiceFile = None,
     language: Language = "auto",
     instruct: Instruct = None,
     clean: Clean = False,
@@ -132,8 +136,11 @@ def speak(
         Sampling(**settings)
         folder = resolve(model)
         config = read_config(folder)
-        voice = choose_voice(config, speaker, language, instruct)
-    hint(text, voice.language, tell)
+        how["voice"] = clone = ClonedVoice.load(voice) if voice else None
+        chosen = choose_voice(config, speaker, language, instruct, clone)
+        if clone:
+            clone.check(config, fingerprint(folder))
+    hint(text, chosen.language, tell)
     with ExitStack() as stack:
         writes, where = open_outputs(stack, output, format, play, config.sample_rate, how["seed"], tell)
         show = stack.enter_context(progress(not quiet))
@@ -141,7 +148,7 @@ def speak(
         with usage_faults():
             chunks = engine.stream(text, sampling=replace(engine.sampling, **settings), **how)
         last = drain(chunks, writes, show)
-    report(last, {"output": where, **asdict(voice), "why_plain": engine.why_plain}, as_json, tell)
+    report(last, {"output": where, **chosen.facts(), "voice": voice, "why_plain": engine.why_plain}, as_json, tell)
 
 
 def read(text: str) -> str:
@@ -233,13 +240,6 @@ def report(last: Chunk, facts: dict[str, Any], as_json: bool, tell: Tell) -> Non
 
 
 @app.command()
-def voices(model: Model = None, as_json: Json = False) -> None:
-    """List the speakers of a model, one a line."""
-    config = read_config(resolve(model))
-    print(json.dumps(config.speakers) if as_json else "\n".join(config.speakers))
-
-
-@app.command()
 def info(model: Model = None, as_json: Json = False) -> None:
     """Show a model, and what it would run on, without loading its weights."""
     folder = resolve(model)
@@ -265,6 +265,7 @@ def info(model: Model = None, as_json: Json = False) -> None:
 
 
 app.command()(fit)
+app.add_typer(voices_app, name="voices")
 
 
 @app.callback(invoke_without_command=True)

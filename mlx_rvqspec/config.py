@@ -191,6 +191,11 @@ class ModelConfig:
     speaker_encoder: SpeakerEncoderConfig | None
     sample_rate: int
 
+    @property
+    def name(self) -> str:
+        """What people call the model, for messages."""
+        return f"{self.tts_model_size} {self.tts_model_type}"
+
     @cached_property
     def speakers(self) -> tuple[str, ...]:
         return tuple(self.code_decoder.spk_id)
@@ -285,8 +290,8 @@ def _check_encoders(config: ModelConfig, where: str) -> None:
             f"{where}: the speech tokenizer encodes {encoder.samples_per_frame} samples a frame with codebooks of "
             f"{encoder.codebook_size}, but decodes {decoder.samples_per_frame} with {decoder.codebook_size}"
         )
-    if speaker and (speaker.enc_dim, speaker.sample_rate) != (config.code_decoder.hidden_size, config.sample_rate):
+    if speaker and (speaker.enc_dim, speaker.sample_rate) != (config.code_decoder.hidden_size, 24_000):
         raise ModelError(
             f"{where}: speaker_encoder_config makes vectors of {speaker.enc_dim} at {speaker.sample_rate} Hz; "
-            f"expected {config.code_decoder.hidden_size} at {config.sample_rate} Hz"
+            f"expected {config.code_decoder.hidden_size} at 24000 Hz"
         )

@@ -13,6 +13,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from .cloned_voice import ClonedVoice
+from .encoders import Encoders
 from .load import load_model, resolve
 from .model import Qwen3TTS
 from .owner import owner
@@ -56,6 +58,7 @@ class Engine:
     ) -> None:
         self._model, self._drafter, self.num_nodes = model, drafter, num_nodes
         self._reader = Reader(model, wrap, drafter, num_nodes)
+        self._encoders = Encoders(model.config, model.folder)
         self.why_plain = NO_DRAFTER if drafter is None else DOES_NOT_PAY if num_nodes == 1 else ""
         self.config = model.config
         self.sample_rate = model.config.sample_rate
@@ -69,6 +72,7 @@ class Engine:
         text: str,
         *,
         speaker: str | None = None,
+        voice: ClonedVoice | str | Path | None = None,
         language: str = "auto",
         instruct: str | None = None,
         seed: int | None = None,
@@ -82,6 +86,7 @@ class Engine:
             self.stream(
                 text,
                 speaker=speaker,
+                voice=voice,
                 language=language,
                 instruct=instruct,
                 seed=seed,
@@ -105,6 +110,7 @@ class Engine:
         text: str,
         *,
         speaker: str | None = None,
+        voice: ClonedVoice | str | Path | None = None,
         language: str = "auto",
         instruct: str | None = None,
         seed: int | None = None,
@@ -115,14 +121,19 @@ class Engine:
     ) -> Generator[Chunk, None, None]:
         """Speech in chunks of ``chunk_frames`` x 80 ms, each yielded as soon as it is made; the last is_final.
 
-        speaker: one of ``speakers``, may be left out where there is only one; language: "auto", a name or a code
-        such as "en-US"; seed: 0..2**32-1, drawn and reported when None; decode: "spec", "plain", or None for the
-        faster; all give the same codes; sampling: the checkpoint's own settings when None; text_feed: "full" or
-        "stream" (one text token per frame).
-        Raises ValueError at the call for anything the model cannot do, GenerationError while iterating.
+        speaker: one of ``speakers``, may be left out where there is only one; voice: what ``make_voice`` made, or the
+        file it was saved to, for a Base model; language: "auto", a name or a code such as "en-US";
+        seed: 0..2**32-1, drawn and reported when None; decode: "spec", "plain", or None for the faster; all give the
+        same codes; sampling: the checkpoint's own settings when None; text_feed: "full" or "stream" (one text token
+        per frame).
+        Raises ValueError at the call for anything the model cannot do (ModelError for a voice that is not for it),
+        GenerationError while iterating.
         """
         text = prepare(text)
-        voice = choose_voice(self.config, speaker, language, instruct)
+        clone = ClonedVoice.load(voice) if isinstance(voice, (str, Path)) else voice
+        chosen = choose_voice(self.config, speaker, language, instruct, clone)
+        if clone:
+            clone.check(self.config, self._model.fingerprint)
         if decode not in (None, "spec", "plain"):
             raise ValueError(f"decode is {decode!r}; expected 'spec' or 'plain'")
         if decode == "spec" and self._drafter is None:
@@ -138,7 +149,7 @@ class Engine:
             raise ValueError(f"seed is {seed}; expected 0 to {MAX_SEED}")
         if chunk_frames < 1:
             raise ValueError(f"chunk_frames is {chunk_frames}; expected 1 or more")
-        job = Job(text, voice, seed, decode, sampling or self.sampling, feed, chunk_frames)
+        job = Job(text, chosen, seed, decode, sampling or self.sampling, feed, chunk_frames)
         return self._pump(self._reader.read(job))
 
     def _pump(self, chunks: Generator[Chunk, None, None]) -> Generator[Chunk, None, None]:
@@ -148,6 +159,24 @@ class Engine:
                 yield chunk
         finally:
             owner().run(chunks.close)
+
+    def encode(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
+        """Codes [T, 16] int32 of a recording, audio [S] float in -1..1: a frame for every 80 ms that were begun.
+
+        Raises ValueError for audio that is no recording in mono, ModelError where the checkpoint has no encoder.
+        """
+        return owner().run(self._encoders.encode, audio, sample_rate)
+
+    def make_voice(
+        self, audio: np.ndarray, sample_rate: int, *, text: str | None = None, pause_s: float = 0.0
+    ) -> ClonedVoice:
+        """The voice of a recording of one person, for ``speak`` and ``stream`` of this Base model.
+
+        text: the exact words of the recording, which it is then continued from; None: only the speaker is taken on;
+        pause_s: silence to put behind a recording that ends in a word, whose end could be heard in what follows.
+        Raises ValueError for a recording that is too short, silent or otherwise unfit, ModelError as ``encode``.
+        """
+        return owner().run(lambda: self._encoders.make_voice(audio, sample_rate, text, pause_s=pause_s))
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
         """Audio [1920 T] float32 of codes [T, 16]. Raises ValueError for codes outside their codebooks."""

@@ -1,68 +1,90 @@
-"""From text, speaker, language and instruction to the ids the CodeDecoder is prefilled with.
+"""From text, voice, language and instruction to the ids the CodeDecoder is prefilled with.
 
-Layout as upstream (modeling_qwen3_tts.py, ``generate``): every position is a text embedding, most of them plus the
-embedding of a code or control id. Names are checked against config.json alone, before any weights are loaded.
+Layout as upstream (modeling_qwen3_tts.py, ``generate`` and ``generate_icl_prompt``): every position is a text
+embedding, most of them plus the embedding of a code, of a control id or of a cloned voice's frame. Names are checked
+against config.json alone, before any weights are loaded.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 import mlx.core as mx
 from tokenizers import Tokenizer
 
-from .code_decoder import CodeDecoder
+from .cloned_voice import ClonedVoice
 from .config import ModelConfig
+from .model import Qwen3TTS
 
 NUM_ROLE_TOKENS = 3  # <|im_start|> assistant \n
 NUM_END_TOKENS = 5  # <|im_end|> \n <|im_start|> assistant \n
+NUM_REFERENCE_END_TOKENS = 2  # <|im_end|> \n
 TEXT_FEEDS = ("full", "stream")
-LANGUAGE_ALIASES = {
-    **{"en": "english", "zh": "chinese", "ja": "japanese", "ko": "korean", "de": "german"},
-    **{"fr": "french", "ru": "russian", "pt": "portuguese", "es": "spanish", "it": "italian"},
+VECTOR = -1  # in place of a code id: the next vector of the cloned voice
+LANGUAGE_CODES = {  # ISO 639-1, 639-2 and 639-3
+    **dict.fromkeys(("en", "eng"), "english"),
+    **dict.fromkeys(("zh", "zho", "chi", "cmn"), "chinese"),
+    **dict.fromkeys(("ja", "jpn"), "japanese"),
+    **dict.fromkeys(("ko", "kor"), "korean"),
+    **dict.fromkeys(("de", "deu", "ger"), "german"),
+    **dict.fromkeys(("fr", "fra", "fre"), "french"),
+    **dict.fromkeys(("ru", "rus"), "russian"),
+    **dict.fromkeys(("pt", "por"), "portuguese"),
+    **dict.fromkeys(("es", "spa"), "spanish"),
+    **dict.fromkeys(("it", "ita"), "italian"),
 }
 
 
 @dataclass(frozen=True)
 class Voice:
-    """Who speaks and how: names checked against the model, turned into ids."""
+    """Who speaks and how: names checked against the model, turned into ids; clone: the voice of a Base model."""
 
     speaker: str | None
     language: str
     speaker_id: int | None
     language_id: int | None
     instruct: str | None
+    clone: ClonedVoice | None = None
+
+    def facts(self) -> dict[str, str | int | None]:
+        """What to tell people about it."""
+        names = ("speaker", "language", "speaker_id", "language_id", "instruct")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class Prompt:
     """Ids of the prefill and of the text still to come.
 
-    text_ids: one per position; code_ids: those of the last ``len(code_ids)`` positions; trailing_ids: one is
-    added per frame, then the pad id.
+    text_ids: one per position; code_ids: those of the last ``len(code_ids)`` positions, VECTOR for the speaker's
+    vector and then the frames of ``clone``; trailing_ids: one is added per frame, then the pad id.
     """
 
     text_ids: list[int]
     code_ids: list[int]
     trailing_ids: list[int]
     pad_id: int
+    clone: ClonedVoice | None = None
 
 
 def choose_voice(
-    config: ModelConfig, speaker: str | None = None, language: str = "auto", instruct: str | None = None
+    config: ModelConfig,
+    speaker: str | None = None,
+    language: str = "auto",
+    instruct: str | None = None,
+    clone: ClonedVoice | None = None,
 ) -> Voice:
     """The voice for these names, matched without regard to case, spaces and dashes.
 
-    A dialect speaker turns language "chinese" and "auto" into the dialect, as upstream. Raises ValueError for
-    an unknown name, a speaker or instruction this kind of model does not take, or a missing one it needs.
+    A dialect speaker turns language "chinese" and "auto" into the dialect, as upstream. An empty instruction is none.
+    Raises ValueError for an unknown name, for what this kind of model does not take, or does not speak without.
     """
-    if config.tts_model_type == "base":
-        raise ValueError("this is a Base model: it speaks with a cloned voice, which is not supported yet")
-    name = _choose_speaker(config, speaker)
+    name = _choose_speaker(config, speaker, clone)
     language = _choose_language(config, language)
-    if instruct is not None and not config.follows_instruct:
+    if instruct and not config.follows_instruct:
+        kind = "Base" if config.tts_model_type == "base" else f"{config.tts_model_size} {config.tts_model_type}"
         raise ValueError(
-            f"instruct given, but this {config.tts_model_size} {config.tts_model_type} model ignores instructions; "
-            "use a 1.7B CustomVoice or VoiceDesign model"
+            f"instruct given, but this {kind} model ignores instructions; use a 1.7B CustomVoice or VoiceDesign model"
         )
     ids = config.code_decoder
     dialect = ids.spk_is_dialect.get(name, False) if name else False
@@ -72,13 +94,26 @@ def choose_voice(
         language=spoken,
         speaker_id=ids.spk_id[name] if name else None,
         language_id=None if spoken == "auto" else ids.codec_language_id[spoken],
-        instruct=instruct,
+        instruct=instruct or None,
+        clone=clone,
     )
 
 
-def _choose_speaker(config: ModelConfig, speaker: str | None) -> str | None:
-    names = config.speakers
-    if config.tts_model_type == "voice_design":
+def _choose_speaker(config: ModelConfig, speaker: str | None, clone: ClonedVoice | None) -> str | None:
+    kind, names = config.tts_model_type, config.speakers
+    if clone is not None and kind != "base":
+        own = "designed voices" if kind == "voice_design" else "its own speakers"
+        raise ValueError(f"a cloned voice given, but this {kind} model has {own}; cloned voices need a Base model")
+    if kind == "base":
+        if speaker is not None:
+            raise ValueError(f"speaker {speaker!r} given, but a Base model has none: it takes a cloned voice, voice=")
+        if clone is None:
+            raise ValueError(
+                "this is a Base model, which speaks with a cloned voice, and none is given; "
+                "mlx-tts voices make makes one from a recording"
+            )
+        return None
+    if kind == "voice_design":
         if speaker is not None:
             raise ValueError(f"speaker {speaker!r} given, but a VoiceDesign model takes a description: instruct=")
         return None
@@ -89,25 +124,30 @@ def _choose_speaker(config: ModelConfig, speaker: str | None) -> str | None:
     wanted = speaker.strip().lower().replace(" ", "_").replace("-", "_")
     if wanted in names:
         return wanted
-    near = get_close_matches(wanted, names, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise ValueError(f"unknown speaker {speaker!r}; this model has {', '.join(names)}{hint}")
+    raise ValueError(f"unknown speaker {speaker!r}; this model has {', '.join(names)}{_nearest(wanted, names)}")
 
 
 def _choose_language(config: ModelConfig, language: str) -> str:
     wanted = language.strip().lower()
-    wanted = LANGUAGE_ALIASES.get(wanted.replace("_", "-").split("-")[0], wanted)
+    wanted = LANGUAGE_CODES.get(wanted.replace("_", "-").split("-")[0], wanted)
     if wanted == "auto" or wanted in config.languages:
         return wanted
+    speakers = [name for name, dialect in config.code_decoder.spk_is_dialect.items() if dialect == wanted]
+    if speakers:
+        raise ValueError(f"{wanted} is no language to choose: it is what {speakers[0]} speaks in chinese or auto")
     names = ("auto", *config.languages)
-    near = get_close_matches(wanted, names, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = _nearest(wanted, names)
     raise ValueError(f"unknown language {language!r}; expected {', '.join(names)}, or a code such as en-US{hint}")
+
+
+def _nearest(wanted: str, names: Sequence[str]) -> str:
+    near = get_close_matches(wanted, names, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def build_prompt(config: ModelConfig, tokenizer: Tokenizer, text: str, voice: Voice, text_feed: str) -> Prompt:
     """The ids for ``text``: "full" puts all of it before the first frame, "stream" one token beside each frame."""
-    ids = config.code_decoder
+    ids, clone = config.code_decoder, voice.clone
     tokens = tokenizer.encode(f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n").ids
     role, words = tokens[:NUM_ROLE_TOKENS], tokens[NUM_ROLE_TOKENS:-NUM_END_TOKENS]
     front = tokenizer.encode(f"<|im_start|>user\n{voice.instruct}<|im_end|>\n").ids if voice.instruct else []
@@ -115,24 +155,58 @@ def build_prompt(config: ModelConfig, tokenizer: Tokenizer, text: str, voice: Vo
         prefix = [ids.codec_nothink_id, ids.codec_think_bos_id, ids.codec_think_eos_id]
     else:
         prefix = [ids.codec_think_id, ids.codec_think_bos_id, voice.language_id, ids.codec_think_eos_id]
-    if voice.speaker_id is not None:
-        prefix.append(voice.speaker_id)
-    pad, eos = config.tts_pad_token_id, config.tts_eos_token_id
-    text_ids = [*front, *role, *[pad] * len(prefix), config.tts_bos_token_id]
-    code_ids = [*prefix, ids.codec_pad_id]
-    if text_feed == "full":
-        text_ids += [*words, eos, pad]
-        code_ids += [ids.codec_pad_id] * (len(words) + 1)
-        trailing = [pad]
+    if voice.speaker_id is not None or clone is not None:
+        prefix.append(VECTOR if voice.speaker_id is None else voice.speaker_id)
+    pad = config.tts_pad_token_id
+    if clone is None or clone.codes is None:
+        body = _from_the_start(config, words, text_feed)
     else:
-        text_ids.append(words[0])
-        trailing = [*words[1:], eos]
-    return Prompt(text_ids, [*code_ids, ids.codec_bos_id], trailing, pad)
+        known = tokenizer.encode(f"<|im_start|>assistant\n{clone.text}<|im_end|>\n").ids
+        known = known[NUM_ROLE_TOKENS:-NUM_REFERENCE_END_TOKENS]
+        body = _after_reference(config, [*known, *words], len(clone.codes), text_feed)
+    text_ids, code_ids, trailing = body
+    return Prompt(
+        [*front, *role, *[pad] * len(prefix), config.tts_bos_token_id, *text_ids],
+        [*prefix, ids.codec_pad_id, *code_ids],
+        trailing,
+        pad,
+        clone,
+    )
 
 
-def embed_prompt(prompt: Prompt, decoder: CodeDecoder) -> tuple[mx.array, mx.array]:
+def _from_the_start(config: ModelConfig, words: list[int], text_feed: str) -> tuple[list[int], list[int], list[int]]:
+    """Text ids, code ids and trailing text ids behind the prefix, when nothing has been spoken yet."""
+    pad, eos, ids = config.tts_pad_token_id, config.tts_eos_token_id, config.code_decoder
+    if text_feed == "full":
+        return [*words, eos, pad], [*[ids.codec_pad_id] * (len(words) + 1), ids.codec_bos_id], [pad]
+    return words[:1], [ids.codec_bos_id], [*words[1:], eos]
+
+
+def _after_reference(
+    config: ModelConfig, words: list[int], num_frames: int, text_feed: str
+) -> tuple[list[int], list[int], list[int]]:
+    """The same when ``num_frames`` frames of a reference are the first that was spoken; words: its own and ours."""
+    pad, ids = config.tts_pad_token_id, config.code_decoder
+    words, frames = [*words, config.tts_eos_token_id], [ids.codec_bos_id, *[VECTOR] * num_frames]
+    if text_feed == "full":
+        return [*words, *[pad] * len(frames)], [*[ids.codec_pad_id] * len(words), *frames], [pad]
+    beside = words[: len(frames)]
+    return [*beside, *[pad] * (len(frames) - len(beside))], frames, words[len(frames) :] or [pad]
+
+
+def embed_prompt(prompt: Prompt, model: Qwen3TTS) -> tuple[mx.array, mx.array]:
     """The prefill [1, T, D], and the rows added to later frames [n + 1, D] whose last row is the padding."""
-    num_plain = len(prompt.text_ids) - len(prompt.code_ids)
+    decoder, num_plain = model.code_decoder, len(prompt.text_ids) - len(prompt.code_ids)
     text = decoder.embed_text(mx.array([[*prompt.text_ids, *prompt.trailing_ids, prompt.pad_id]]))
-    codes = mx.pad(decoder.embed_codes(mx.array([prompt.code_ids])), [(0, 0), (num_plain, 0), (0, 0)])
+    codes = decoder.embed_codes(mx.array([[max(code, 0) for code in prompt.code_ids]]))
+    if prompt.clone is not None:
+        places = [place for place, code in enumerate(prompt.code_ids) if code == VECTOR]
+        codes[:, mx.array(places)] = _vectors(prompt.clone, model).astype(codes.dtype)
+    codes = mx.pad(codes, [(0, 0), (num_plain, 0), (0, 0)])
     return text[:, : len(prompt.text_ids)] + codes, text[0, len(prompt.text_ids) :]
+
+
+def _vectors(clone: ClonedVoice, model: Qwen3TTS) -> mx.array:
+    """What the VECTOR places of a prompt stand for [n, D]: the speaker, then the frames."""
+    speaker = mx.array(clone.speaker_vector)[None]
+    return speaker if clone.codes is None else mx.concatenate([speaker, model.embed_frame(mx.array(clone.codes))])

@@ -5,15 +5,19 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 import numpy as np
 
+from .cloned_voice import ClonedVoice
 from .model import Qwen3TTS
 from .prompt import Voice, build_prompt, embed_prompt
 from .sampling import Sampling
 from .spec_decode.drafter import Drafter
 from .spec_decode.stats import Stats
+from .speech_decoder.decoder import BLOCK_FRAMES
+from .speech_decoder.layers import State
 from .text import longest_speech_s
 from .utterance import GenerationError, Steps, Utterance
 
@@ -55,6 +59,7 @@ class Reader:
         self._model, self._wrap, self._drafter, self._num_nodes = model, wrap, drafter, num_nodes
         self._steps: dict[Any, Steps] = {}
         self._speech_step = wrap(model.speech_decoder.step)
+        self._states: WeakKeyDictionary[ClonedVoice, State] = WeakKeyDictionary()
 
     def read(self, job: Job) -> Generator[Chunk, None, None]:
         """The speech of a job, chunk by chunk; requests that are read by turns do not touch each other."""
@@ -65,11 +70,11 @@ class Reader:
             needed = math.ceil(longest_speech_s(job.text) * frame_rate_hz)
             sampling = replace(sampling, max_frames=min(needed, model.max_frames))
         prompt = build_prompt(model.config, model.tokenizer, job.text, job.voice, job.text_feed)
-        prefill, trailing = embed_prompt(prompt, model.code_decoder)
+        prefill, trailing = embed_prompt(prompt, model)
         utterance = Utterance(self.steps_for(sampling, job.decode), prefill, trailing, sampling, job.seed)
         frames, count = utterance.frames(), utterance.tally.counts
         stats = Stats(job.seed, job.decode, 0, frame_rate_hz, 0.0, 0.0, 0.0, **count())
-        state, rows, reason = model.speech_decoder.initial_state(1), [], None
+        state, rows, reason = self._state_before(job.voice.clone), [], None
         while not reason:
             row, reason = next(frames)
             rows.append(row)
@@ -99,6 +104,19 @@ class Reader:
                 num_nodes = drafter.facts["num_nodes"]
             self._steps[key] = Steps(self._model, sampling, self._wrap, drafter=drafter, num_nodes=num_nodes)
         return self._steps[key]
+
+    def _state_before(self, clone: ClonedVoice | None) -> State:
+        """The SpeechDecoder's state before the first frame; behind a reference, whose own frames are not heard."""
+        decoder = self._model.speech_decoder
+        state = decoder.initial_state(1)
+        if clone is None or clone.codes is None:
+            return state
+        if clone not in self._states:
+            for start in range(0, len(clone.codes), BLOCK_FRAMES):
+                _, state = decoder.step(mx.array(clone.codes[None, start : start + BLOCK_FRAMES]), state)
+                mx.eval(state)  # a block at a time, or the graphs of all of them would be held at once
+            self._states[clone] = state
+        return self._states[clone]
 
     def _speak_rows(self, rows: list[np.ndarray], chunk_frames: int, state: Any, frame: int) -> tuple[np.ndarray, Any]:
         """Audio of the next frames. A short last chunk is padded to the compiled shape: the decoder is causal."""

@@ -58,7 +58,7 @@ def test_frames_are_those_of_plain_decoding():
         voice = voices[number % len(voices)]
         prompt = build_prompt(model().config, model().tokenizer, texts[number % 3], voice, model().text_feed)
         sampling = replace(model().sampling, max_frames=8)
-        prefill = embed_prompt(prompt, model().code_decoder)
+        prefill = embed_prompt(prompt, model())
         alone = [row for row, _ in Utterance(steps, *prefill, sampling, 5 + number).frames()]
         rows = np.flatnonzero(seeds == 5 + number)
         assert np.array(frames.keys[:, 1])[rows].tolist() == list(range(len(alone)))

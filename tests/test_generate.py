@@ -114,7 +114,7 @@ def test_eight_threads_at_once_get_their_own_speech(engine: Engine) -> None:
 def test_compiled_frame_equals_the_step_by_step_oracle(sampling: Sampling) -> None:
     model = load_model(GOLDEN)
     prompt = build_prompt(model.config, model.tokenizer, TEXT, choose_voice(model.config, "ryan"), "full")
-    prefill, trailing = embed_prompt(prompt, model.code_decoder)
+    prefill, trailing = embed_prompt(prompt, model)
     runs = []
     for wrap in (mx.compile, lambda function: function):
         steps = Steps(model, sampling, wrap)

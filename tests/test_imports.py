@@ -5,7 +5,18 @@ from pathlib import Path
 
 PKG = Path(__file__).parents[1] / "mlx_rvqspec"
 ORDER = [
-    {"blas", "version", "owner", "config", "sampling", "audio", "text", "spec_decode.stats", "spec_decode.tree"},
+    {
+        "blas",
+        "version",
+        "owner",
+        "config",
+        "sampling",
+        "audio",
+        "recording",
+        "text",
+        "spec_decode.stats",
+        "spec_decode.tree",
+    },
     {"layers", "cache", "speech_decoder.layers", "speech_decoder.quantizer"},
     {
         "code_decoder",
@@ -15,7 +26,9 @@ ORDER = [
         "speech_encoder.speaker",
     },
     {"model", "spec_decode.drafter"},
-    {"load", "prompt", "spec_decode.rounds"},
+    {"load", "spec_decode.rounds"},
+    {"cloned_voice"},
+    {"prompt", "encoders"},
     {"spec_decode.frames"},
     {"utterance"},
     {"reading", "fit.collect"},
@@ -23,7 +36,7 @@ ORDER = [
     {"fit.offsets", "fit.grow_tree", "fit.device"},
     {"fit.run"},
     {"commands.shared"},
-    {"commands.fit"},
+    {"commands.fit", "commands.voices"},
     {"cli"},
 ]
 RANK = {m: i for i, row in enumerate(ORDER) for m in row}

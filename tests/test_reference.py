@@ -69,7 +69,7 @@ def test_prompt_and_greedy_codes(
     case = Case(folder)
     model = case.model
     prompt = build_prompt(model.config, model.tokenizer, text, choose_voice(model.config, **voice), feed)
-    prefill, trailing = embed_prompt(prompt, model.code_decoder)
+    prefill, trailing = embed_prompt(prompt, model)
     case.close(f"{run}.inputs_embeds", prefill)
     case.close(f"{run}.trailing_text_hidden", trailing[None, :-1])
     case.close(f"{run}.tts_pad_embed", trailing[None, -1:])

@@ -82,7 +82,7 @@ def collect(
                 build_prompt(
                     model.config, model.tokenizer, texts[n % len(texts)], voices[n % len(voices)], model.text_feed
                 ),
-                model.code_decoder,
+                model,
             )
             for n in numbers
         ]

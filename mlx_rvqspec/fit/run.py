@@ -78,7 +78,7 @@ def fit_drafter(
         num_steps=num_steps,
         progress=progress,
     )
-    return Drafter(form, as_constants(weights), {}, model_name(model), model.fingerprint, {})
+    return Drafter(form, as_constants(weights), {}, model.config.name, model.fingerprint, {})
 
 
 def calibrate(model: Qwen3TTS, drafter: Drafter, frames: Frames) -> Drafter:
@@ -94,11 +94,6 @@ def drafter_ranks(model: Qwen3TTS, drafter: Drafter, frames: Frames) -> np.ndarr
     depths = form.num_depths, form.num_depths * drafts_first
     proposer = OffsetProposer(drafter, model.multi_code_decoder, choice.form, *depths, num_candidates)
     return ranks_of(model, proposer, choice, frames, drafts_first=drafts_first)
-
-
-def model_name(model: Qwen3TTS) -> str:
-    """What people call a model, for messages."""
-    return f"{model.config.tts_model_size} {model.config.tts_model_type}"
 
 
 def make_drafter(
