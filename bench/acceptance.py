@@ -14,6 +14,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import mlx_rvqspec  # noqa: F401  isort: skip  before MLX: it brings a good BLAS on Linux
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -53,7 +55,7 @@ class MedusaProposer(OffsetProposer):
         form = replace(PAPER, ranking=ranking)
         blank = offsets.initial_weights(form, model.multi_code_decoder, mx.random.key(0))
         drafter = Drafter(form, blank, {}, "", "", {})
-        candidates = min(grow_tree.MAX_RANK, model.multi_code_decoder.lm_head.weight.shape[1])
+        candidates = min(grow_tree.MAX_RANK, model.multi_code_decoder.num_entries)
         super().__init__(drafter, model.multi_code_decoder, model.sampling.rest.form, NUM_DEPTHS, 0, candidates)
         self.blocks = weights
 
@@ -71,7 +73,7 @@ def medusa_drafts(weights: offsets.Weights, frames: collect.Frames) -> Iterator[
 
 
 def fit_medusa(model: Qwen3TTS, frames: collect.Frames, seed: int, num_steps: int) -> offsets.Weights:
-    D = model.multi_code_decoder.lm_head.weight.shape[2]
+    D = model.multi_code_decoder.width
     weights = {"linear": mx.zeros((NUM_DEPTHS, D, D)), "bias": mx.zeros((NUM_DEPTHS, D))}
     return offsets.fit(
         model.multi_code_decoder,
@@ -88,7 +90,7 @@ def fit_medusa(model: Qwen3TTS, frames: collect.Frames, seed: int, num_steps: in
 def entropies(model: Qwen3TTS, frames: collect.Frames) -> list[float]:
     """Mean entropy in nats of the distribution each codebook 1..15 is sampled from."""
     choice = model.sampling.rest
-    heads = model.multi_code_decoder.lm_head.weight.swapaxes(-1, -2)
+    heads = model.multi_code_decoder.lm_head.numbers().swapaxes(-1, -2)
     logits = keep_likely((frames.states[:, 1:].swapaxes(0, 1) @ heads).astype(mx.float32), choice.form, choice.knobs)
     probs = mx.softmax(logits / max(choice.temperature, 1e-3), axis=-1)
     return np.array(-(probs * mx.log(mx.maximum(probs, 1e-30))).sum(axis=-1).mean(axis=1)).tolist()

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx_rvqspec  # noqa: F401  isort: skip  before MLX: it brings a good BLAS on Linux
+
 import mlx.core as mx
 import numpy as np
 from harness import environment, finish, interleave
@@ -116,7 +118,7 @@ def main() -> None:
     folder = resolve(args.model)
     model = load_model(folder, dtype="float32")
     decoder, choice = model.multi_code_decoder, model.sampling.rest
-    drafter = drafters.find(folder, decoder, model.fingerprint, args.drafter)
+    drafter = drafters.find(folder, decoder, model.fingerprints, args.drafter)
     if drafter is None:
         parser.error("this model has no drafter; make one with mlx-tts fit")
     spoken = collect.collect(model, collect.read_texts(TEXTS)[::5], 200, seed=3_000_000 + args.seed)
@@ -198,7 +200,7 @@ def report(
 def device_facts(drafter: drafters.Drafter) -> dict[str, Any]:
     """What the engine itself would use here."""
     return {
-        how: drafters.rows_for(drafter, drafters.device_name(mx.float32, how == "compiled"))
+        how: drafters.rows_for(drafter, drafters.device_name(str(mx.float32), how == "compiled"))
         for how in ("compiled", "uncompiled")
     }
 

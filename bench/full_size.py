@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import mlx_rvqspec  # noqa: F401  isort: skip  before MLX: it brings a good BLAS on Linux
+
 import mlx.core as mx
 from harness import environment, finish
 

@@ -207,14 +207,15 @@ def load(
     model: str | Path | None = None,
     *,
     dtype: str | None = None,
+    quantize: int | str | None = None,
     drafter: str | Path | None = None,
     compile: bool | None = None,
 ) -> Engine:
     """An Engine for a model folder, a hub id, or the built-in voice when None.
 
-    dtype: see ``load.load_model``; drafter: see ``spec_decode.drafter.find``. compile: whether frames run as compiled
-    graphs; None means on a GPU only, since on the CPU the first run compiles some thirty kernels with g++ at about a
-    second each (then cached on disk) to be about twice as fast afterwards.
+    dtype, quantize: see ``load.load_model``; drafter: see ``spec_decode.drafter.find``. compile: whether frames run as
+    compiled graphs; None means on a GPU only, since on the CPU the first run compiles some thirty kernels with g++ at
+    about a second each (then cached on disk) to be about twice as fast afterwards.
     Raises ModelError when the model or the drafter cannot be used.
     """
 
@@ -222,9 +223,9 @@ def load(
         on_gpu = mx.default_device() == mx.Device(mx.gpu)
         compiled = on_gpu if compile is None else compile
         folder = resolve(model)
-        loaded = load_model(folder, dtype=dtype)
-        drafts = find(folder, loaded.multi_code_decoder, loaded.fingerprint, drafter)
-        num_nodes = rows_for(drafts, device_name(loaded.dtype, compiled)) if drafts else 1
+        loaded = load_model(folder, dtype=dtype, quantize=quantize)
+        drafts = find(folder, loaded.multi_code_decoder, loaded.fingerprints, drafter)
+        num_nodes = rows_for(drafts, device_name(loaded.precision, compiled)) if drafts else 1
         return Engine(loaded, mx.compile if compiled else _as_it_is, drafter=drafts, num_nodes=num_nodes)
 
     return owner().run(build)

@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from . import quantisation
 from .code_decoder import CodeDecoder
 from .config import ModelConfig, ModelError, read_config, read_json
 from .model import Qwen3TTS
@@ -24,6 +25,7 @@ from .speech_encoder.encoder import SpeechEncoder
 from .speech_encoder.speaker import SpeakerEncoder
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+SOURCE_FINGERPRINT = "source_fingerprint"  # key of config.json in a quantised copy: of the model it was made from
 MAX_HEADER_BYTES = 100 << 20  # the safetensors format's own limit
 HUB_FILES = ["*.json", "*.txt", "*.safetensors", "speech_tokenizer/*"]
 NEEDED_FILES = [
@@ -146,14 +148,17 @@ def read_weights(folder: Path) -> dict[str, mx.array]:
 
 
 def fingerprint(folder: Path) -> str:
-    """What a drafter is fitted to: SHA-256 over the MultiCodeDecoder's norms and first head as stored."""
+    """What a drafter is fitted to: SHA-256 over the MultiCodeDecoder's norms and first head as stored.
+
+    Where it is quantised, over all its scales too, which tell apart copies whose first head was left as it was.
+    """
     places = {}
     for path in weight_files(folder):
         header, start = read_header(path)
         places.update({name: (path, start + begin, end - begin) for name, begin, end in _byte_ranges(header)})
     digest = hashlib.sha256()
     for name, (path, begin, size) in sorted(places.items()):
-        if "code_predictor" in name and ("norm" in name or "lm_head.0." in name):
+        if "code_predictor" in name and ("norm" in name or "lm_head.0." in name or name.endswith(".scales")):
             with path.open("rb") as file:
                 file.seek(begin)
                 digest.update(name.encode() + file.read(size))
@@ -166,8 +171,10 @@ def _byte_ranges(header: dict[str, Any]) -> list[tuple[str, int, int]]:
 
 def _fill(module: nn.Module, weights: dict[str, mx.array], dtype: mx.Dtype, where: Path) -> None:
     """Load ``weights`` into ``module``: same names, same shapes, nothing missing, nothing left."""
+    quantisation.adapt(module, weights, str(where))
+    tensors = [(name, value if value.dtype == mx.uint32 else value.astype(dtype)) for name, value in weights.items()]
     try:
-        module.load_weights([(name, value.astype(dtype)) for name, value in weights.items()], strict=True)
+        module.load_weights(tensors, strict=True)
     except ValueError as error:
         raise ModelError(f"{where}: {' '.join(str(error).split())}") from None
     module.eval()
@@ -207,21 +214,29 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def load_model(model: str | Path | None = None, *, dtype: str | None = None) -> Qwen3TTS:
+def load_model(
+    model: str | Path | None = None, *, dtype: str | None = None, quantize: int | str | None = None
+) -> Qwen3TTS:
     """A checkpoint ready to run: ``model`` is a folder, a hub id, or None for the built-in voice.
 
     dtype: "float32", "bfloat16", "float16", or None for ``default_dtype``. The SpeechDecoder is always float32.
-    Raises ModelError when the folder cannot be used, ValueError for an unknown dtype.
+    quantize: 8, 6, 4 or "mixed", see ``quantisation.level``, for a model whose folder is not quantised.
+    Raises ModelError when the folder cannot be used, ValueError for an unknown dtype or quantize.
     """
+    wanted = None if quantize is None else quantisation.level(quantize)
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
     folder = resolve(model)
     config = read_config(folder)
     tokenizer = load_tokenizer(folder)
     defaults = read_json(folder / "generation_config.json")
-    weights = read_weights(folder)
-    head = weights.get("talker.codec_head.weight")
-    chosen = DTYPES[dtype] if dtype else default_dtype(mx.float32 if head is None else head.dtype)
+    weights, table = read_talker(folder)
+    if wanted:
+        if table:
+            raise ModelError(f"{folder} is quantised already ({quantisation.label(table)}); load it without quantize")
+        weights, table = quantisation.quantise(weights, *wanted)
+    norm = weights.get("talker.model.norm.weight")
+    chosen = DTYPES[dtype] if dtype else default_dtype(mx.float32 if norm is None else norm.dtype)
     code_decoder, multi_code_decoder = _load_talker(config, weights, chosen, folder)
     return Qwen3TTS(
         config=config,
@@ -234,9 +249,20 @@ def load_model(model: str | Path | None = None, *, dtype: str | None = None) -> 
         # upstream's wrapper prefills the whole text for named and designed voices; a checkpoint may say otherwise
         text_feed="full" if defaults.get("non_streaming_mode", config.tts_model_type != "base") else "stream",
         dtype=chosen,
+        quantised=quantisation.label(table),
         fingerprint=fingerprint(folder),
+        source_fingerprint=str(read_json(folder / "config.json").get(SOURCE_FINGERPRINT, "")),
         folder=folder,
     )
+
+
+def read_talker(folder: Path) -> tuple[dict[str, mx.array], dict[str, Any] | None]:
+    """The tensors of the two code decoders, and how they are quantised, see ``quantisation.table_of``; both checked."""
+    where = folder / "config.json"
+    table = quantisation.table_of(read_json(where), str(where))
+    weights = read_weights(folder)
+    quantisation.check(weights, table, str(folder))
+    return weights, table
 
 
 def _load_talker(
@@ -254,6 +280,8 @@ def _load_talker(
         predictor = stack_codebooks(predictor, multi_code_decoder.num_codes)
     except KeyError as error:
         raise ModelError(f"{where}: tensor talker.code_predictor.{error.args[0]} is missing") from None
+    except ValueError as error:
+        raise ModelError(f"{where}: talker.code_predictor.{error}") from None
     _fill(multi_code_decoder, predictor, dtype, where)
     return code_decoder, multi_code_decoder
 

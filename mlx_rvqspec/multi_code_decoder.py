@@ -17,15 +17,37 @@ from .sampling import choose
 
 
 class Heads(nn.Module):
-    """One bias-free head per codebook 1..15: weight [15, V, D]."""
+    """One bias-free head per codebook 1..15: weight [15, V, D], or packed, see ``quantisation``."""
 
     def __init__(self, num_heads: int, width: int, num_codes: int):
         super().__init__()
         self.weight = mx.zeros((num_heads, num_codes, width))
 
     def __call__(self, states: mx.array, head: mx.array) -> mx.array:
-        """Logits [B, n, V] of states [B, n, D], row b through head[b]; head: [B] int32."""
+        """Logits [..., n, V] of states [..., n, D], those of row i through head[i]; head: [...] integers."""
         return gathered_matmul(states, self.weight.swapaxes(-1, -2), head)
+
+    def numbers(self) -> mx.array:
+        """All heads [15, V, D]."""
+        return self.weight
+
+    def to_quantized(self, group_size: int, bits: int) -> "QuantizedHeads":
+        """What ``nn.quantize`` asks for."""
+        return QuantizedHeads(self, group_size, bits)
+
+
+class QuantizedHeads(nn.Module):
+    def __init__(self, heads: Heads, group_size: int, bits: int):
+        super().__init__()
+        self.group_size, self.bits = group_size, bits
+        self.weight, self.scales, self.biases = mx.quantize(heads.weight, group_size, bits)
+
+    def __call__(self, states: mx.array, head: mx.array) -> mx.array:
+        parts = self.weight, self.scales, self.biases
+        return mx.gather_qmm(states, *parts, rhs_indices=head, group_size=self.group_size, bits=self.bits)
+
+    def numbers(self) -> mx.array:
+        return mx.dequantize(self.weight, self.scales, self.biases, self.group_size, self.bits)
 
 
 class MultiCodeDecoderModel(nn.Module):
@@ -41,7 +63,8 @@ class MultiCodeDecoder(nn.Module):
     def __init__(self, config: MultiCodeDecoderConfig, talker: CodeDecoderConfig):
         super().__init__()
         self._config = config
-        self.num_codes = config.num_code_groups - 1
+        self.num_codes, self.num_entries = config.num_code_groups - 1, config.vocab_size
+        self.width, self.input_size = config.hidden_size, talker.hidden_size
         self.model = MultiCodeDecoderModel(config, talker.hidden_size)
         self.lm_head = Heads(self.num_codes, config.hidden_size, config.vocab_size)
         if talker.hidden_size != config.hidden_size:
@@ -113,9 +136,14 @@ class MultiCodeDecoder(nn.Module):
 def stack_codebooks(weights: dict[str, mx.array], num_tables: int) -> dict[str, mx.array]:
     """The checkpoint's ``lm_head.i`` and ``model.codec_embedding.i`` joined over i, other tensors as they are.
 
-    Raises KeyError with the name of a tensor that is not there.
+    Raises KeyError with the name of a tensor that is not there, ValueError for tensors that are not alike.
     """
     stacked = dict(weights)
     for name, join in (("lm_head", mx.stack), ("model.codec_embedding", mx.concatenate)):
-        stacked[f"{name}.weight"] = join([stacked.pop(f"{name}.{i}.weight") for i in range(num_tables)])
+        for part in ("weight", *(p for p in ("scales", "biases") if f"{name}.0.{p}" in weights)):
+            tensors = [stacked.pop(f"{name}.{i}.{part}") for i in range(num_tables)]
+            if len({(tensor.shape, tensor.dtype) for tensor in tensors}) > 1:
+                shapes = sorted({str(list(tensor.shape)) for tensor in tensors})
+                raise ValueError(f"{name}.0 to {num_tables - 1}: {part} of unlike shapes or types, {', '.join(shapes)}")
+            stacked[f"{name}.{part}"] = join(tensors)
     return stacked

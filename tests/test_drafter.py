@@ -108,7 +108,7 @@ def test_frames_are_those_of_plain_decoding(form: Form):
 def test_a_file_gives_back_the_drafter(tmp_path):
     drafter, path = random_drafter(OURS), tmp_path / "new" / "d.safetensors"
     drafters.save(drafter, path)
-    back = drafters.load(path, model().multi_code_decoder, model().fingerprint)
+    back = drafters.load(path, model().multi_code_decoder, model().fingerprints)
     assert back.form == drafter.form and back.trees == drafter.trees and back.facts == drafter.facts
     assert all(mx.array_equal(back.weights[name], value) for name, value in drafter.weights.items())
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -141,13 +141,13 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path, damage, message):
     drafters.save(random_drafter(OURS), path)
     damage(path)
     with pytest.raises(ModelError, match=message):
-        drafters.load(path, model().multi_code_decoder, model().fingerprint)
+        drafters.load(path, model().multi_code_decoder, model().fingerprints)
 
 
 def test_the_users_own_drafter_comes_before_the_shipped_one(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("sys.platform", "linux")
-    folder, decoder, mark = tmp_path / "model", model().multi_code_decoder, model().fingerprint
+    folder, decoder, mark = tmp_path / "model", model().multi_code_decoder, model().fingerprints
 
     def found(drafter=None):
         result = drafters.find(folder, decoder, mark, drafter)
@@ -156,7 +156,7 @@ def test_the_users_own_drafter_comes_before_the_shipped_one(tmp_path, monkeypatc
     assert found() is None
     for path, name in (
         (folder / drafters.FILE, "shipped"),
-        (drafters.cache_folder() / mark / drafters.FILE, "own"),
+        (drafters.cache_folder() / mark[0] / drafters.FILE, "own"),
         (tmp_path / "given.safetensors", "given"),
     ):
         drafters.save(dataclasses.replace(random_drafter(PAPER), model_name=name), path)
@@ -169,7 +169,7 @@ def test_the_users_own_drafter_comes_before_the_shipped_one(tmp_path, monkeypatc
 def test_rows_are_the_measured_ones_or_the_default(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("sys.platform", "linux")
-    drafter, device = random_drafter(PAPER), drafters.device_name(mx.float32, True)
+    drafter, device = random_drafter(PAPER), drafters.device_name(str(mx.float32), True)
     assert drafters.rows_for(drafter, device) == 8
     path = drafters.rows_file(drafter.fingerprint)
     path.parent.mkdir(parents=True)
@@ -179,4 +179,4 @@ def test_rows_are_the_measured_ones_or_the_default(tmp_path, monkeypatch):
     drafter = dataclasses.replace(drafter, trees={**drafter.trees, 1: (Tree(()), Tree(()))})
     path.write_text(json.dumps({device: {"num_nodes": 1}}))
     assert drafters.rows_for(drafter, device) == 1
-    assert drafters.rows_for(drafter, drafters.device_name(mx.float32, False)) == 8
+    assert drafters.rows_for(drafter, drafters.device_name(str(mx.float32), False)) == 8

@@ -228,7 +228,7 @@ def test_the_command_makes_a_drafter_that_speak_finds(tmp_path, monkeypatch, cap
     code, out, err = fit_command(monkeypatch, capsys, TINY, "--frames", "32", "--steps", "1", "-q")
     path = tmp_path / "mlx-rvqspec" / model().fingerprint / drafters.FILE
     assert (code, out, err) == (0, f"{path}\n", "")
-    assert drafters.find(tmp_path, model().multi_code_decoder, model().fingerprint, None)
+    assert drafters.find(tmp_path, model().multi_code_decoder, model().fingerprints, None)
     path.with_name("rows.json").unlink()
     code, out, err = fit_command(monkeypatch, capsys, TINY, "--keep")
     assert code == 0 and out == "" and "used here" in err and path.with_name("rows.json").is_file()

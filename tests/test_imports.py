@@ -17,6 +17,7 @@ ORDER = [
         "spec_decode.stats",
         "spec_decode.tree",
     },
+    {"quantisation"},
     {"layers", "cache", "speech_decoder.layers", "speech_decoder.quantizer"},
     {
         "code_decoder",
@@ -30,12 +31,14 @@ ORDER = [
     {"cloned_voice"},
     {"prompt", "encoders"},
     {"spec_decode.frames"},
+    {"conversion"},
     {"utterance"},
     {"reading", "fit.collect"},
     {"generate"},
     {"fit.offsets", "fit.grow_tree", "fit.device"},
     {"fit.run"},
     {"commands.shared"},
+    {"commands.convert"},
     {"commands.fit", "commands.voices"},
     {"cli"},
 ]

@@ -44,7 +44,7 @@ def fit(
     with progress(not quiet) as show:
         loaded = load_model(folder, dtype=dtype)
         if keep:
-            drafter, path = find(folder, loaded.multi_code_decoder, loaded.fingerprint, None), None
+            drafter, path = find(folder, loaded.multi_code_decoder, loaded.fingerprints, None), None
             if drafter is None:
                 raise Fault(FILES, "there is no drafter to keep; without --keep one is made")
             spoken = collect(loaded, texts[1], 4, seed=seed)

@@ -134,7 +134,7 @@ def _speak(
 def observe(model: Qwen3TTS, hidden: mx.array, codes: mx.array, keys: mx.array) -> Frames:
     """The frames with their embeddings and MultiCodeDecoder states, teacher-forced over all slots at once."""
     decoder = model.multi_code_decoder
-    num_codes, V, _ = decoder.lm_head.weight.shape
+    num_codes, V = decoder.num_codes, decoder.num_entries
     first = model.code_decoder.embed_codes(codes[:, :1])
     embedded = mx.concatenate([first, decoder.embed(codes[:, 1:], mx.arange(num_codes) * V)], axis=1)
     num_slots = num_codes + 1
@@ -150,6 +150,6 @@ def observe(model: Qwen3TTS, hidden: mx.array, codes: mx.array, keys: mx.array) 
 
 def noise_of(model: Qwen3TTS, keys: mx.array) -> mx.array:
     """The noise rows [M, 15, V] that chose the codes of the frames with these keys."""
-    num_codes, V, _ = model.multi_code_decoder.lm_head.weight.shape
-    num_first = model.config.code_decoder.vocab_size
-    return mx.stack([frame_noise(key[0], key[1], num_first, (num_codes, V))[1] for key in keys])
+    decoder, num_first = model.multi_code_decoder, model.config.code_decoder.vocab_size
+    shape = decoder.num_codes, decoder.num_entries
+    return mx.stack([frame_noise(key[0], key[1], num_first, shape)[1] for key in keys])

@@ -94,7 +94,7 @@ def measure_here(model: Qwen3TTS, drafter: Drafter, frames: Frames) -> list[Cost
     """Measure as ``generate.load`` would run by default on this machine, and note the choice for it."""
     compiled = mx.default_device() == mx.Device(mx.gpu)
     costs = measure(model, drafter, frames, mx.compile if compiled else lambda function: function)
-    remember(drafter, device_name(model.dtype, compiled), costs)
+    remember(drafter, device_name(model.precision, compiled), costs)
     return costs
 
 

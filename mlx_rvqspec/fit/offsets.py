@@ -24,9 +24,8 @@ Drafts = Callable[[Weights, Frames], Iterator[tuple[int, mx.array]]]
 
 def initial_weights(form: Form, decoder: MultiCodeDecoder, key: mx.array) -> Weights:
     """Weights that draft with no offset; the inner halves of the maps are random, or nothing would ever move."""
-    width, input_size = decoder.lm_head.weight.shape[-1], decoder.model.codec_embedding.weight.shape[-1]
     weights = {}
-    for name, shape in form.shapes(width, input_size).items():
+    for name, shape in form.shapes(decoder.width, decoder.input_size).items():
         key, own = mx.random.split(key)
         inner = name.endswith("_in")
         weights[name] = mx.random.normal(shape, key=own) * shape[-1] ** -0.5 if inner else mx.zeros(shape)
@@ -84,7 +83,7 @@ def fit(
 
     choice: the sampler's settings, whose distribution is to be matched. progress is told the step and its loss.
     """
-    heads = decoder.lm_head.weight.astype(mx.float32).swapaxes(-1, -2)
+    heads = decoder.lm_head.numbers().astype(mx.float32).swapaxes(-1, -2)
     temperature, knobs = choice.temperature or 1.0, choice.knobs
 
     def loss_of(weights: Weights, frames: Frames) -> mx.array:

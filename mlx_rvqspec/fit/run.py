@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
 from ..model import Qwen3TTS
 from ..multi_code_decoder import MultiCodeDecoder
+from ..quantisation import WORD
 from ..spec_decode.drafter import Drafter, Form, OffsetProposer
 from .collect import Frames, collect, read_texts
 from .grow_tree import MAX_RANK, grow_trees, ranks_of
@@ -36,13 +38,19 @@ def texts_for(path: Path | None) -> tuple[list[str], list[str]]:
 
 
 def num_parameters(decoder: MultiCodeDecoder) -> int:
-    return sum(value.size for _, value in cast(Any, tree_flatten(decoder.parameters())))
+    """Numbers of the decoder; those of a packed matrix count one by one."""
+    total = 0
+    for _, leaf in cast(Any, tree_flatten(decoder.leaf_modules(), is_leaf=nn.Module.is_module)):
+        sizes = {name: value.size for name, value in cast(Any, tree_flatten(leaf.parameters()))}
+        if "scales" in sizes:
+            sizes |= {"weight": sizes["weight"] * WORD // leaf.bits, "scales": 0, "biases": 0}
+        total += sum(sizes.values())
+    return total
 
 
 def default_form(decoder: MultiCodeDecoder) -> Form:
     """The widest form of our own method that stays below MAX_SHARE of the decoder."""
-    num_codes, _, width = decoder.lm_head.weight.shape
-    form = Form(min(NUM_DEPTHS, num_codes - 1), 1, NUM_LAGS, 1, 1, "noise")
+    form = Form(min(NUM_DEPTHS, decoder.num_codes - 1), 1, NUM_LAGS, 1, 1, "noise")
     while True:
         wider = replace(form, memory_size=form.memory_size + 1, first_size=form.first_size + 1)
         if wider.memory_size > MAX_SIZE or size_of(wider, decoder) >= MAX_SHARE * num_parameters(decoder):
@@ -52,8 +60,7 @@ def default_form(decoder: MultiCodeDecoder) -> Form:
 
 def size_of(form: Form, decoder: MultiCodeDecoder) -> int:
     """Parameters of a drafter for this decoder."""
-    width, input_size = decoder.lm_head.weight.shape[-1], decoder.model.codec_embedding.weight.shape[-1]
-    return sum(prod(shape) for shape in form.shapes(width, input_size).values())
+    return sum(prod(shape) for shape in form.shapes(decoder.width, decoder.input_size).values())
 
 
 def fit_drafter(
@@ -90,7 +97,7 @@ def drafter_ranks(model: Qwen3TTS, drafter: Drafter, frames: Frames) -> np.ndarr
     """Ranks of the true codes, see ``grow_tree.ranks_of``, for all depths of a drafter."""
     form, choice = drafter.form, model.sampling.rest
     drafts_first = form.first_size > 0
-    num_candidates = min(MAX_RANK, model.multi_code_decoder.lm_head.weight.shape[1])
+    num_candidates = min(MAX_RANK, model.multi_code_decoder.num_entries)
     depths = form.num_depths, form.num_depths * drafts_first
     proposer = OffsetProposer(drafter, model.multi_code_decoder, choice.form, *depths, num_candidates)
     return ranks_of(model, proposer, choice, frames, drafts_first=drafts_first)

@@ -98,10 +98,9 @@ class OffsetProposer:
         num_candidates: int,
     ) -> None:
         self.form, self.sampling_form, self.num_candidates = drafter.form, sampling_form, num_candidates
-        heads = decoder.lm_head.weight
+        self.lm_head, heads = decoder.lm_head, decoder.lm_head.numbers()
         weights = {name: weight.astype(heads.dtype) for name, weight in drafter.weights.items()}
         num_codes, V, D = heads.shape
-        self.heads = heads.swapaxes(-1, -2)
         self.offsets = mx.broadcast_to(weights["hidden_offset"][:, :num_depths], (num_codes, num_depths, D))
         # row q: the heads of codebooks q+1.., the last one where there are no more
         depths = mx.arange(max(num_depths, num_first_depths))
@@ -109,7 +108,7 @@ class OffsetProposer:
         if self.form.memory_size:
             self.memory_in = weights["memory_in"].reshape(-1, weights["memory_in"].shape[-1]).T
             self.memory_heads = (heads @ weights["memory_out"]).swapaxes(-1, -2)
-            self.memory_table = (decoder.model.codec_embedding.weight @ self.memory_in).reshape(num_codes * V, -1)
+            self.memory_table = decoder.model.codec_embedding(mx.arange(num_codes * V)) @ self.memory_in
             self.first_row = mx.arange(num_codes, dtype=mx.uint32) * V
         if self.form.first_size:
             self.first_in, self.first_out = weights["first_in"].T, weights["first_out"].T
@@ -136,7 +135,7 @@ class OffsetProposer:
         """base: [B, K, D] draft states without memory; memory: what each known code leaves, see ``_lags``."""
         K = base.shape[1]
         books = books[:, :K]
-        logits = gathered_matmul(base[:, :, None], self.heads, books)[:, :, 0].astype(mx.float32)
+        logits = self.lm_head(base[:, :, None], books)[:, :, 0].astype(mx.float32)
         scores = self._scores(logits, mx.take_along_axis(noise, books[..., None], axis=1), knobs)
         if not self.form.memory_size:
             return self._best(scores)
@@ -186,8 +185,8 @@ def save(drafter: Drafter, path: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def load(path: Path, decoder: MultiCodeDecoder, fingerprint: str) -> Drafter:
-    """The drafter in a file, for the model with this fingerprint.
+def load(path: Path, decoder: MultiCodeDecoder, fingerprints: tuple[str, ...]) -> Drafter:
+    """The drafter in a file, for the model with these fingerprints: its own, and that of the model it is a copy of.
 
     Raises ModelError for a file that is missing, damaged, of another version, or fitted for another model.
     """
@@ -204,10 +203,10 @@ def load(path: Path, decoder: MultiCodeDecoder, fingerprint: str) -> Drafter:
         if isinstance(error, ModelError):
             raise
         raise ModelError(f"{path} cannot be read as a drafter ({error}); run mlx-tts fit to make one") from None
-    if drafter.fingerprint != fingerprint:
+    if drafter.fingerprint not in fingerprints:
         raise ModelError(
             f"{path} was fitted for {drafter.model_name} ({drafter.fingerprint[:12]}), not for this model "
-            f"({fingerprint[:12]}); run mlx-tts fit, or choose drafter 'none'"
+            f"({fingerprints[0][:12]}); run mlx-tts fit, or choose drafter 'none'"
         )
     _check(drafter, decoder, path)
     return drafter
@@ -215,27 +214,31 @@ def load(path: Path, decoder: MultiCodeDecoder, fingerprint: str) -> Drafter:
 
 def _check(drafter: Drafter, decoder: MultiCodeDecoder, path: Path) -> None:
     form = drafter.form
-    num_codes, _, width = decoder.lm_head.weight.shape
-    expected = form.shapes(width, decoder.model.codec_embedding.weight.shape[-1])
+    expected = form.shapes(decoder.width, decoder.input_size)
     found = {name: weight.shape for name, weight in drafter.weights.items()}
     deepest = max((tree.num_depths for pair in drafter.trees.values() for tree in pair), default=0)
     drafts_first = any(first.num_depths for _, first in drafter.trees.values())
     if found != expected:
         raise ModelError(f"{path} holds the tensors {found}, expected {expected}; run mlx-tts fit")
-    legal = form.ranking in RANKINGS and form.num_positions in (1, num_codes) and deepest <= form.num_depths
+    legal = form.ranking in RANKINGS and form.num_positions in (1, decoder.num_codes) and deepest <= form.num_depths
     if not legal or drafts_first and not form.first_size:
         raise ModelError(f"{path} describes an impossible drafter, {form} with {deepest} depths; run mlx-tts fit")
 
 
-def find(folder: Path, decoder: MultiCodeDecoder, fingerprint: str, drafter: str | Path | None) -> Drafter | None:
+def find(
+    folder: Path, decoder: MultiCodeDecoder, fingerprints: tuple[str, ...], drafter: str | Path | None
+) -> Drafter | None:
     """The drafter for a model in ``folder``: the given file; "none"; or when None, the user's own or the shipped one.
 
+    fingerprints: see ``Qwen3TTS.fingerprints``; a quantised copy drafts as the model it was made from where nobody
+    has fitted a drafter for it.
     Raises ModelError for a file that cannot be used: speech never becomes slower without a word.
     """
     if drafter is not None:
-        return None if drafter == "none" else load(Path(drafter).expanduser(), decoder, fingerprint)
-    places = (cache_folder() / fingerprint / FILE, folder / FILE)
-    return next((load(path, decoder, fingerprint) for path in places if path.is_file()), None)
+        return None if drafter == "none" else load(Path(drafter).expanduser(), decoder, fingerprints)
+    own, *source = (cache_folder() / fingerprint / FILE for fingerprint in fingerprints)
+    places = (own, folder / FILE, *source)
+    return next((load(path, decoder, fingerprints) for path in places if path.is_file()), None)
 
 
 def cache_folder() -> Path:
@@ -250,10 +253,10 @@ def rows_file(fingerprint: str) -> Path:
     return cache_folder() / fingerprint / "rows.json"
 
 
-def device_name(dtype: mx.Dtype, compiled: bool) -> str:
-    """What the time of a round depends on, besides the model."""
+def device_name(precision: str, compiled: bool) -> str:
+    """What the time of a round depends on, besides the model; precision: see ``Qwen3TTS.precision``."""
     device, how = mx.default_device(), "compiled" if compiled else "uncompiled"
-    return f"{platform.machine()} {device} {dtype} {how} mlx {metadata.version('mlx')}"
+    return f"{platform.machine()} {device} {precision} {how} mlx {metadata.version('mlx')}"
 
 
 def rows_for(drafter: Drafter, device: str) -> int:

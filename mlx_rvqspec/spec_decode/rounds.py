@@ -104,7 +104,7 @@ class Rounds:
         self.rows, self.first_rows = Rows(tree, 0), Rows(first_tree, tree.num_nodes)
         self.depth = np.concatenate([tree.depth, first_tree.depth])
         self.rank = np.concatenate([tree.rank, first_tree.rank])
-        self.num_slots, self.num_entries = model.num_codes + 1, model.lm_head.weight.shape[1]
+        self.num_slots, self.num_entries = model.num_codes + 1, model.num_entries
         self.cos, self.sin = (table[0, 0] for table in model.at_slots(0, self.num_slots))
         self.slots = mx.arange(self.num_slots)
         mx.eval(self.cos, self.sin, self.slots)  # a captured graph would be computed again in every call
