@@ -7,9 +7,9 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from . import quantisation
 from .config import ModelError, read_config, read_json
 from .load import SOURCE_FINGERPRINT, fingerprint, read_talker, weight_files
+from .quantisation import label, quantise
 
 WEIGHTS = "model.safetensors"
 
@@ -28,8 +28,8 @@ def convert(folder: Path, output: Path, *, bits: int, mixed: bool = False) -> No
     read_config(folder)
     weights, table = read_talker(folder)
     if table:
-        raise ModelError(f"{folder} is quantised already ({quantisation.label(table)}); convert the original")
-    weights, table = quantisation.quantise(weights, bits, mixed)
+        raise ModelError(f"{folder} is quantised already ({label(table)}); convert the original")
+    weights, table = quantise(weights, bits, mixed)
     config = read_json(folder / "config.json")
     config |= {"quantization": table, SOURCE_FINGERPRINT: fingerprint(folder)}
     part = output.with_name(f".{os.getpid()}.{output.name}")

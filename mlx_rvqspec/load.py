@@ -14,11 +14,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from . import quantisation
 from .code_decoder import CodeDecoder
 from .config import ModelConfig, ModelError, read_config, read_json
 from .model import Qwen3TTS
 from .multi_code_decoder import MultiCodeDecoder, stack_codebooks
+from .quantisation import adapt, check_packing, label, level, quantise, table_of
 from .sampling import frame_limit, sampling_defaults
 from .speech_decoder.decoder import SpeechDecoder
 from .speech_encoder.encoder import SpeechEncoder
@@ -171,7 +171,7 @@ def _byte_ranges(header: dict[str, Any]) -> list[tuple[str, int, int]]:
 
 def _fill(module: nn.Module, weights: dict[str, mx.array], dtype: mx.Dtype, where: Path) -> None:
     """Load ``weights`` into ``module``: same names, same shapes, nothing missing, nothing left."""
-    quantisation.adapt(module, weights, str(where))
+    adapt(module, weights, str(where))
     tensors = [(name, value if value.dtype == mx.uint32 else value.astype(dtype)) for name, value in weights.items()]
     try:
         module.load_weights(tensors, strict=True)
@@ -223,7 +223,7 @@ def load_model(
     quantize: 8, 6, 4 or "mixed", see ``quantisation.level``, for a model whose folder is not quantised.
     Raises ModelError when the folder cannot be used, ValueError for an unknown dtype or quantize.
     """
-    wanted = None if quantize is None else quantisation.level(quantize)
+    wanted = None if quantize is None else level(quantize)
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
     folder = resolve(model)
@@ -233,8 +233,8 @@ def load_model(
     weights, table = read_talker(folder)
     if wanted:
         if table:
-            raise ModelError(f"{folder} is quantised already ({quantisation.label(table)}); load it without quantize")
-        weights, table = quantisation.quantise(weights, *wanted)
+            raise ModelError(f"{folder} is quantised already ({label(table)}); load it without quantize")
+        weights, table = quantise(weights, *wanted)
     norm = weights.get("talker.model.norm.weight")
     chosen = DTYPES[dtype] if dtype else default_dtype(mx.float32 if norm is None else norm.dtype)
     code_decoder, multi_code_decoder = _load_talker(config, weights, chosen, folder)
@@ -249,7 +249,7 @@ def load_model(
         # upstream's wrapper prefills the whole text for named and designed voices; a checkpoint may say otherwise
         text_feed="full" if defaults.get("non_streaming_mode", config.tts_model_type != "base") else "stream",
         dtype=chosen,
-        quantised=quantisation.label(table),
+        quantised=label(table),
         fingerprint=fingerprint(folder),
         source_fingerprint=str(read_json(folder / "config.json").get(SOURCE_FINGERPRINT, "")),
         folder=folder,
@@ -259,9 +259,9 @@ def load_model(
 def read_talker(folder: Path) -> tuple[dict[str, mx.array], dict[str, Any] | None]:
     """The tensors of the two code decoders, and how they are quantised, see ``quantisation.table_of``; both checked."""
     where = folder / "config.json"
-    table = quantisation.table_of(read_json(where), str(where))
+    table = table_of(read_json(where), str(where))
     weights = read_weights(folder)
-    quantisation.check(weights, table, str(folder))
+    check_packing(weights, table, str(folder))
     return weights, table
 
 

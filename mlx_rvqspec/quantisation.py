@@ -109,7 +109,7 @@ def _choose(name: str, num_in: int, bits: int, mixed: bool) -> tuple[int, int] |
     return (bits, group_size) if bits and group_size else None
 
 
-def check(weights: Mapping[str, mx.array], table: Mapping[str, Any] | None, where: str) -> None:
+def check_packing(weights: Mapping[str, mx.array], table: Mapping[str, Any] | None, where: str) -> None:
     """Whether what config.json says of each module is what its tensors look like. Raises ModelError where it is not."""
     packed = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
     if bool(packed) != (table is not None):
