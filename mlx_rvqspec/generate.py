@@ -131,6 +131,8 @@ class Engine:
         """
         text = prepare(text)
         clone = ClonedVoice.load(voice) if isinstance(voice, (str, Path)) else voice
+        if not isinstance(clone, (ClonedVoice, type(None))):
+            raise ValueError(f"voice is {type(clone).__name__}; expected what make_voice made, or its file")
         chosen = choose_voice(self.config, speaker, language, instruct, clone)
         if clone:
             clone.check(self.config, self._model.fingerprint)

@@ -1,6 +1,8 @@
 """Recorded speech coming in: files and arrays, checked and brought to a model's sample rate."""
 
+import re
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -11,27 +13,35 @@ SILENCE = 1e-3  # root mean square: -60 dB
 LOUDEST = 2.0  # beyond the 1.0 of full scale only by what decoders of compressed files overshoot
 
 
-def read_recording(path: str | Path) -> tuple[np.ndarray, int]:
+def read_recording(path: str | Path | BinaryIO) -> tuple[np.ndarray, int]:
     """The samples of a sound file as ``check_recording`` wants them, and their rate: WAV, FLAC, MP3, Ogg and others.
 
-    Raises OSError for a file that cannot be opened, ValueError for one that is no sound file, or not one of speech.
+    path: of a file, or an open one. Raises OSError for a file that cannot be opened, ValueError for one that is no
+    sound file, has several channels, or is too long.
     """
+    if not isinstance(path, (str, Path)):
+        return _read(path, "the recording")
+    if re.match("(https?|ftp|data):", str(path)):
+        raise ValueError(f"{str(path)[:40]} is an address; download it and name the file")
+    with open(path, "rb") as file:
+        return _read(file, str(path))
+
+
+def _read(file: BinaryIO, name: str) -> tuple[np.ndarray, int]:
     import soundfile  # not needed to speak
 
-    with open(path, "rb") as file:
-        try:
-            with soundfile.SoundFile(file) as sound:
-                if sound.channels != 1:
-                    raise ValueError(
-                        f"{path} has {sound.channels} channels; expected one; ffmpeg -i {path} -ac 1 mono.wav mixes"
-                    )
-                _check_rate(sound.samplerate)
-                # a header may promise more than is there, so the promise is judged before memory is asked for
-                _check_length(sound.frames / sound.samplerate)
-                audio = sound.read(dtype="float32")
-        except soundfile.SoundFileError as error:
-            raise ValueError(f"{path} cannot be read as sound ({error}); convert it to WAV or FLAC") from None
-        return check_recording(audio, sound.samplerate), sound.samplerate
+    try:
+        with soundfile.SoundFile(file) as sound:
+            if sound.channels != 1:
+                remedy = "mix them first, with ffmpeg -i IN -ac 1 OUT"
+                raise ValueError(f"{name} has {sound.channels} channels; expected one; {remedy}")
+            _check_rate(sound.samplerate)
+            # a header may promise more than is there, so the promise is judged before memory is asked for
+            _check_length(sound.frames / sound.samplerate)
+            audio, sample_rate = sound.read(dtype="float32"), sound.samplerate
+    except soundfile.SoundFileError as error:
+        raise ValueError(f"{name} cannot be read as sound ({error}); convert it to WAV or FLAC") from None
+    return check_recording(audio, sample_rate), sample_rate
 
 
 def check_recording(audio: np.ndarray, sample_rate: int) -> np.ndarray:

@@ -280,7 +280,7 @@ def test_a_header_that_promises_too_much_costs_no_memory(tmp_path: Path) -> None
 
 def test_stereo_says_how_to_mix_it(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", np.stack([NOISE, NOISE], axis=1), 24_000)
-    with pytest.raises(ValueError, match="has 2 channels; expected one; ffmpeg -i .* -ac 1 mono.wav"):
+    with pytest.raises(ValueError, match="has 2 channels; expected one; mix them first, with ffmpeg"):
         read_recording(tmp_path / "a.wav")
     assert check_recording(NOISE.astype(np.float64), 24_000).dtype == np.float32
 
