@@ -26,7 +26,7 @@ from harness import environment, finish
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.prompt import build_prompt, choose_voice, embed_prompt
 from mlx_rvqspec.sampling import Sampling
-from mlx_rvqspec.utterance import Steps, Utterance
+from mlx_rvqspec.utterance import Line, Steps, Utterance
 
 TEMPLATE = Path(__file__).parents[1] / "tests" / "golden" / "tiny_customvoice"  # file layout and tokenizer
 TEXT = "The quick brown fox jumps over the lazy dog."
@@ -175,12 +175,12 @@ def run(folder: Path, dtype: str, num_frames: int) -> dict[str, Any]:
     model = load_model(folder, dtype=dtype)
     load_s = time.perf_counter() - begin
     weights_bytes = mx.get_active_memory()
-    sampling = Sampling(max_frames=num_frames)
+    sampling = Sampling()
     prompt = build_prompt(model.config, model.tokenizer, TEXT, choose_voice(model.config, "ryan", "english"), "full")
     steps = Steps(model, sampling, wrap=lambda function: function)
 
     def prefill() -> Utterance:
-        return Utterance(steps, *embed_prompt(prompt, model), sampling, seed=1)
+        return Utterance(steps, [Line(*embed_prompt(prompt, model), 1, num_frames)], sampling)
 
     begin = time.perf_counter()
     utterance = prefill()
@@ -188,7 +188,7 @@ def run(folder: Path, dtype: str, num_frames: int) -> dict[str, Any]:
     stages: dict[str, list[float]] = {"prefill": [1e3 * (time.perf_counter() - begin)]}
     state = model.speech_decoder.initial_state(1)
     for frame in range(num_frames):
-        s, text, number = utterance.state, utterance.trailing[-1][None], mx.array(frame + 1, dtype=mx.uint32)
+        s, text, number = utterance.state, utterance.lines[0].trailing[-1][None], mx.array(frame + 1, dtype=mx.uint32)
         codes, decode_ms = timed(steps.decode, s.hidden, s.code0, s.noise, utterance.knobs)
         after, advance_ms = timed(steps.advance, codes, text, (s.seen, s.cache), number, utterance.request)
         utterance.state = type(s)(*after)

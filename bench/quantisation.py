@@ -29,7 +29,7 @@ from mlx_rvqspec.sampling import choose, first_code_scores, frame_noise
 from mlx_rvqspec.spec_decode import drafter as drafters
 from mlx_rvqspec.spec_decode.frames import in_bursts
 from mlx_rvqspec.spec_decode.rounds import Rounds
-from mlx_rvqspec.utterance import Steps, Utterance
+from mlx_rvqspec.utterance import Line, Steps, speak_line
 
 TEXTS = Path(__file__).parent / "texts" / "evaluation.txt"
 MAX_FRAMES = 120  # of a text: what does not end by itself must not outweigh the rest
@@ -57,14 +57,14 @@ class Seen:
 def speak(model: Qwen3TTS, text: str, voice: Any, seed: int) -> Spoken:
     prompt = build_prompt(model.config, model.tokenizer, text, voice, model.text_feed)
     steps = Steps(model, model.sampling, wrap=lambda function: function)
-    frames = Utterance(steps, *embed_prompt(prompt, model.code_decoder), model.sampling, seed).frames()
-    rows = [row for row, _ in zip((row for row, _ in frames), range(MAX_FRAMES))]
+    line = Line(*embed_prompt(prompt, model), seed, MAX_FRAMES)
+    rows = [frame.codes for frame in speak_line(steps, line, model.sampling)]
     return Spoken(prompt, seed, mx.array(np.stack(rows)))
 
 
 def look(model: Qwen3TTS, spoken: Spoken) -> Seen:
     """The model's own states and logits along the given codes, one pass over all frames."""
-    prefill, trailing = embed_prompt(spoken.prompt, model.code_decoder)
+    prefill, trailing = embed_prompt(spoken.prompt, model)
     num_frames = len(spoken.codes)
     rows = mx.minimum(mx.arange(num_frames - 1), len(trailing) - 1)
     x = mx.concatenate([prefill, (model.embed_frame(spoken.codes[:-1]) + trailing[rows])[None]], axis=1)

@@ -15,9 +15,11 @@ import numpy as np
 
 from .cloned_voice import ClonedVoice
 from .encoders import Encoders
+from .guard import POLICIES
 from .load import load_model, resolve
 from .model import Qwen3TTS
 from .owner import owner
+from .passages import PARAGRAPH_PAUSE_S, PASSAGE_S, split, spoken
 from .prompt import TEXT_FEEDS, choose_voice
 from .reading import Chunk, Job, Reader
 from .sampling import MAX_SEED, Sampling
@@ -32,7 +34,7 @@ SPEAK_CHUNK_FRAMES = 16  # speak() has no listener to hurry for; larger chunks c
 
 @dataclass(frozen=True)
 class Speech:
-    """A whole utterance: audio [S] float32 in -1..1, codes [T, 16] int32; S = 1920 T."""
+    """A whole text: audio [S] float32 in -1..1, codes [T, 16] int32; S = 1920 T and the pauses between passages."""
 
     audio: np.ndarray
     sample_rate: int
@@ -80,6 +82,9 @@ class Engine:
         sampling: Sampling | None = None,
         text_feed: str | None = None,
         chunk_frames: int = SPEAK_CHUNK_FRAMES,
+        passage_s: float = PASSAGE_S,
+        paragraph_pause_s: float = PARAGRAPH_PAUSE_S,
+        on_runaway: str = "keep",
     ) -> Speech:
         """The whole of ``text`` as speech: the codes and samples of ``stream`` with the same options."""
         chunks = list(
@@ -94,6 +99,9 @@ class Engine:
                 sampling=sampling,
                 text_feed=text_feed,
                 chunk_frames=chunk_frames,
+                passage_s=passage_s,
+                paragraph_pause_s=paragraph_pause_s,
+                on_runaway=on_runaway,
             )
         )
         last = chunks[-1]
@@ -118,6 +126,9 @@ class Engine:
         sampling: Sampling | None = None,
         text_feed: str | None = None,
         chunk_frames: int = 4,
+        passage_s: float = PASSAGE_S,
+        paragraph_pause_s: float = PARAGRAPH_PAUSE_S,
+        on_runaway: str = "keep",
     ) -> Generator[Chunk, None, None]:
         """Speech in chunks of ``chunk_frames`` x 80 ms, each yielded as soon as it is made; the last is_final.
 
@@ -125,40 +136,49 @@ class Engine:
         file it was saved to, for a Base model; language: "auto", a name or a code such as "en-US";
         seed: 0..2**32-1, drawn and reported when None; decode: "spec", "plain", or None for the faster; all give the
         same codes; sampling: the checkpoint's own settings when None; text_feed: "full" or "stream" (one text token
-        per frame).
+        per frame). A text that takes more than about passage_s to read, or has paragraphs, is spoken as several
+        passages, each with the same seed: see ``passages.split``. on_runaway: what becomes of a passage that does not
+        end by itself: "keep" it, "trim" the silence it ended in, "retry" with the seeds of ``guard.attempt_seed``,
+        keeping the last, or "error"; "retry" hands a passage out when it has ended.
         Raises ValueError at the call for anything the model cannot do (ModelError for a voice that is not for it),
         GenerationError while iterating.
         """
-        text = prepare(text)
+        if on_runaway not in POLICIES:
+            raise ValueError(f"on_runaway is {on_runaway!r}; expected one of {', '.join(POLICIES)}")
+        if not (passage_s >= 1 and 0 <= paragraph_pause_s < float("inf")):
+            given = f"passage_s is {passage_s}, paragraph_pause_s is {paragraph_pause_s}"
+            raise ValueError(f"{given}; expected 1 or more, and 0 or more")
+        passages = spoken(split(prepare(text), passage_s=passage_s, paragraph_pause_s=paragraph_pause_s))
         clone = ClonedVoice.load(voice) if isinstance(voice, (str, Path)) else voice
         if not isinstance(clone, (ClonedVoice, type(None))):
             raise ValueError(f"voice is {type(clone).__name__}; expected what make_voice made, or its file")
         chosen = choose_voice(self.config, speaker, language, instruct, clone)
         if clone:
             clone.check(self.config, self._model.fingerprint)
+        decode, seed = self._choose_decode(decode), choose_seed(seed)
+        feed = text_feed or self.text_feed
+        if feed not in TEXT_FEEDS:
+            raise ValueError(f"text_feed is {text_feed!r}; expected one of {', '.join(TEXT_FEEDS)}")
+        if chunk_frames < 1:
+            raise ValueError(f"chunk_frames is {chunk_frames}; expected 1 or more")
+        job = Job(passages, chosen, seed, decode, sampling or self.sampling, feed, chunk_frames, on_runaway)
+        return self._pump(self._reader.read(job))
+
+    def _choose_decode(self, decode: str | None) -> str:
+        """The faster one when None."""
         if decode not in (None, "spec", "plain"):
             raise ValueError(f"decode is {decode!r}; expected 'spec' or 'plain'")
         if decode == "spec" and self._drafter is None:
             raise ValueError(f"decode is 'spec', but {self.why_plain}")
-        if decode is None:
-            decode = "plain" if self.why_plain else "spec"
-        feed = text_feed or self.text_feed
-        if feed not in TEXT_FEEDS:
-            raise ValueError(f"text_feed is {text_feed!r}; expected one of {', '.join(TEXT_FEEDS)}")
-        if seed is None:
-            seed = secrets.randbits(32)
-        if not 0 <= seed <= MAX_SEED:
-            raise ValueError(f"seed is {seed}; expected 0 to {MAX_SEED}")
-        if chunk_frames < 1:
-            raise ValueError(f"chunk_frames is {chunk_frames}; expected 1 or more")
-        job = Job(text, chosen, seed, decode, sampling or self.sampling, feed, chunk_frames)
-        return self._pump(self._reader.read(job))
+        return decode or ("plain" if self.why_plain else "spec")
 
-    def _pump(self, chunks: Generator[Chunk, None, None]) -> Generator[Chunk, None, None]:
+    def _pump(self, chunks: Generator[Chunk | None, None, None]) -> Generator[Chunk, None, None]:
         """Run a generator on the owner thread, one step per item, and close it there when the caller is done."""
+        end = object()
         try:
-            while chunk := owner().run(lambda: next(chunks, None)):
-                yield chunk
+            while (chunk := owner().run(next, chunks, end)) is not end:
+                if isinstance(chunk, Chunk):
+                    yield chunk
         finally:
             owner().run(chunks.close)
 
@@ -203,6 +223,15 @@ class Engine:
             return np.array(audio[0]), after
 
         return owner().run(run)
+
+
+def choose_seed(seed: int | None) -> int:
+    """The seed, or a random one. Raises ValueError for one out of range."""
+    if seed is None:
+        seed = secrets.randbits(32)
+    if not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"seed is {seed}; expected 0 to {MAX_SEED}")
+    return seed
 
 
 def load(

@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,21 +11,27 @@ import mlx.core as mx
 import numpy as np
 
 from .cloned_voice import ClonedVoice
+from .config import ModelConfig
+from .guard import NUM_ATTEMPTS, Piece, SilenceWatch, attempt_seed, trimmed
 from .model import Qwen3TTS
+from .passages import Passage
 from .prompt import Voice, build_prompt, embed_prompt
 from .sampling import Sampling
 from .spec_decode.drafter import Drafter
-from .spec_decode.stats import Stats
+from .spec_decode.stats import Attempt, Stats, Tally
 from .speech_decoder.decoder import BLOCK_FRAMES
 from .speech_decoder.layers import State
 from .text import longest_speech_s
-from .utterance import GenerationError, Steps, Utterance
+from .utterance import Frame, GenerationError, Line, Steps, speak_line
+
+SEAM_S = 0.01  # faded at both sides of a pause: what is cut off in a wave clicks
 
 
 @dataclass(frozen=True)
 class Chunk:
     """A piece of a stream: audio [S] float32 at 24 kHz, codes [T, 16] int32, and on the last one the reason.
 
+    S = 1920 T, and more where a passage ends: the pause behind it has no codes.
     depths: [T, 16] int32, how many codes ahead each code was drafted; 0 where the decoder chose it itself.
     """
 
@@ -41,13 +47,61 @@ class Chunk:
 class Job:
     """What to say and how, checked: see ``Engine.stream``."""
 
-    text: str
+    passages: tuple[Passage, ...]
     voice: Voice
     seed: int
     decode: str
     sampling: Sampling
     text_feed: str
     chunk_frames: int
+    on_runaway: str
+
+
+class Account:
+    """Adds up the Stats of one job."""
+
+    def __init__(self, job: Job, tally: Tally, config: ModelConfig) -> None:
+        self.job, self.tally, self.config = job, tally, config
+        self.start, self.first_audio_s = time.perf_counter(), 0.0
+        self.frames, self.passage_frames, self.num_samples, self.speech_s = 0, 0, 0, 0.0
+        self.attempts: tuple[Attempt, ...] = ()
+        self.all_s = sum(passage.ordinary_s for passage in job.passages)
+        self.done_s = 0.0
+
+    def add(self, piece: Piece, number: int, seed: int, num_samples: int) -> Stats:
+        """The Stats with a piece of passage ``number``, which is num_samples long with the pause behind it."""
+        passage_s, rate = self.job.passages[number].ordinary_s, self.config.frame_rate_hz
+        for origin in piece.origin:
+            self.tally.add(origin)
+        self.frames += len(piece.codes)
+        self.passage_frames += len(piece.codes)
+        self.num_samples += num_samples
+        self.speech_s += piece.speech_s
+        now_s = time.perf_counter() - self.start
+        self.first_audio_s = self.first_audio_s or now_s
+        done_s = self.done_s + min(passage_s, self.passage_frames / rate)
+        if piece.reason:
+            self.end(number, seed, self.passage_frames, piece.reason)
+            self.passage_frames, self.done_s = 0, self.done_s + passage_s
+            done_s = self.done_s
+        return Stats(
+            seed=self.job.seed,
+            decode=self.job.decode,
+            frames=self.frames,
+            frame_rate_hz=rate,
+            total_s=now_s,
+            speech_s=self.speech_s,
+            time_to_first_audio_s=self.first_audio_s,
+            audio_s=self.num_samples / self.config.sample_rate,
+            share=done_s / self.all_s,
+            num_passages=len(self.job.passages),
+            attempts=self.attempts,
+            **self.tally.counts(),
+        )
+
+    def end(self, number: int, seed: int, frames: int, reason: str) -> None:
+        """Note that a passage has been spoken with this seed."""
+        self.attempts += (Attempt(number, seed, frames, reason),)
 
 
 class Reader:
@@ -57,43 +111,80 @@ class Reader:
         self, model: Qwen3TTS, wrap: Callable[[Callable], Callable], drafter: Drafter | None, num_nodes: int
     ) -> None:
         self._model, self._wrap, self._drafter, self._num_nodes = model, wrap, drafter, num_nodes
+        self._rate_hz = model.config.frame_rate_hz
         self._steps: dict[Any, Steps] = {}
         self._speech_step = wrap(model.speech_decoder.step)
         self._states: WeakKeyDictionary[ClonedVoice, State] = WeakKeyDictionary()
 
-    def read(self, job: Job) -> Generator[Chunk, None, None]:
-        """The speech of a job, chunk by chunk; requests that are read by turns do not touch each other."""
-        start = time.perf_counter()
-        model, sampling, chunk_frames = self._model, job.sampling, job.chunk_frames
-        frame_rate_hz = model.config.frame_rate_hz
-        if sampling.max_frames is None:
-            needed = math.ceil(longest_speech_s(job.text) * frame_rate_hz)
-            sampling = replace(sampling, max_frames=min(needed, model.max_frames))
-        prompt = build_prompt(model.config, model.tokenizer, job.text, job.voice, job.text_feed)
-        prefill, trailing = embed_prompt(prompt, model)
-        utterance = Utterance(self.steps_for(sampling, job.decode), prefill, trailing, sampling, job.seed)
-        frames, count = utterance.frames(), utterance.tally.counts
-        stats = Stats(job.seed, job.decode, 0, frame_rate_hz, 0.0, 0.0, 0.0, **count())
-        state, rows, reason = self._state_before(job.voice.clone), [], None
-        while not reason:
-            row, reason = next(frames)
-            rows.append(row)
-            if len(rows) < chunk_frames and not reason:
+    def read(self, job: Job) -> Generator[Chunk | None, None, None]:
+        """The speech of a job, chunk by chunk; None where the next is not ready, so that others get their turn."""
+        account = Account(job, self.steps_for(job.sampling, job.decode).new_tally(), self._model.config)
+        left, last, worst = job.sampling.max_frames, len(job.passages) - 1, "stop"
+        for number, passage in enumerate(job.passages):
+            begins = True
+            for seed, piece in self._passage(job, number, account, left):
+                if piece is None:
+                    yield None
+                    continue
+                left = None if left is None else left - len(piece.codes)
+                is_final = piece.reason is not None and (number == last or left == 0)
+                if piece.reason:
+                    reasons = (worst, piece.reason, "stop" if number == last or left != 0 else "length")
+                    worst = max(reasons, key=("stop", "silence", "length").index)
+                pause_s = 0.0 if is_final or not piece.reason else passage.pause_s
+                fades = begins and number > 0, bool(piece.reason) and number < last
+                audio = seam(piece.audio, self._model.config.sample_rate, *fades, pause_s)
+                stats = account.add(piece, number, seed, len(audio))
+                reason = worst if is_final else None
+                yield Chunk(audio, piece.codes, is_final, reason, stats, account.tally.take_depths())
+                begins = False
+            if left == 0:
+                break
+        mx.clear_cache()  # once per request: buffers of lengths that may never come again
+
+    def _passage(
+        self, job: Job, number: int, account: Account, max_frames: int | None
+    ) -> Iterator[tuple[int, Piece | None]]:
+        """The seed and the pieces of one passage that are to be heard, by the job's rule for runaways."""
+        num_attempts = NUM_ATTEMPTS if job.on_runaway == "retry" else 1
+        for attempt in range(num_attempts):
+            seed, watch, held = attempt_seed(job.seed, attempt), SilenceWatch(self._rate_hz), []
+            pieces = self._pieces(job, job.passages[number], seed, max_frames, watch)
+            for piece in trimmed(pieces, watch) if job.on_runaway == "trim" else pieces:
+                if job.on_runaway == "error" and piece and piece.reason not in (None, "stop"):
+                    raise GenerationError(f"{runaway(piece.reason, job, number)}; try another seed")
+                if attempt + 1 < num_attempts:  # no one can unhear it: it waits until it has ended by itself
+                    held.append(piece)
+                    yield seed, None
+                else:
+                    yield seed, piece
+            if not held:
+                return
+            if held[-1].reason == "stop":
+                yield from ((seed, piece) for piece in held)
+                return
+            account.end(number, seed, sum(len(piece.codes) for piece in held), held[-1].reason)
+
+    def _pieces(
+        self, job: Job, passage: Passage, seed: int, max_frames: int | None, watch: SilenceWatch
+    ) -> Iterator[Piece]:
+        """The frames of one passage with one seed, chunk by chunk, until they end or fall silent."""
+        model, steps = self._model, self.steps_for(job.sampling, job.decode)
+        if max_frames is None:
+            max_frames = min(math.ceil(longest_speech_s(passage.text) * self._rate_hz), model.max_frames)
+        prompt = build_prompt(model.config, model.tokenizer, passage.text, job.voice, job.text_feed)
+        line = Line(*embed_prompt(prompt, model), seed, max_frames)
+        state, waiting, done = self._state_before(job.voice.clone), [], 0
+        for frame in speak_line(steps, line, job.sampling):
+            waiting.append(frame)
+            if len(waiting) < job.chunk_frames and not frame.reason:
                 continue
-            begin = time.perf_counter()
-            audio, state = self._speak_rows(rows, chunk_frames, state, stats.frames)
-            now = time.perf_counter()
-            stats = replace(
-                stats,
-                frames=stats.frames + len(rows),
-                total_s=now - start,
-                speech_s=stats.speech_s + now - begin,
-                time_to_first_audio_s=stats.time_to_first_audio_s or now - start,
-                **count(),
-            )
-            yield Chunk(audio, np.stack(rows), reason is not None, reason, stats, utterance.tally.take_depths())
-            rows = []
-        mx.clear_cache()  # once per utterance: buffers of lengths that may never come again
+            piece, state = self._sound(waiting, job.chunk_frames, state, done)
+            piece = watch.judge(piece)
+            yield piece
+            if piece.reason:
+                return
+            done, waiting = done + len(waiting), []
 
     def steps_for(self, sampling: Sampling, decode: str) -> Steps:
         """The compiled calls for this form of sampling, made once."""
@@ -118,12 +209,33 @@ class Reader:
             self._states[clone] = state
         return self._states[clone]
 
-    def _speak_rows(self, rows: list[np.ndarray], chunk_frames: int, state: Any, frame: int) -> tuple[np.ndarray, Any]:
-        """Audio of the next frames. A short last chunk is padded to the compiled shape: the decoder is causal."""
-        codes = np.stack(rows)
-        padded = np.pad(codes, [(0, chunk_frames - len(rows)), (0, 0)])
+    def _sound(self, frames: list[Frame], chunk_frames: int, state: Any, number: int) -> tuple[Piece, Any]:
+        """The next frames, of which ``number`` is the first, as sound.
+
+        A short last chunk is padded to the compiled shape: the decoder is causal.
+        """
+        begin = time.perf_counter()
+        codes, origin = (np.stack(rows) for rows in zip(*((frame.codes, frame.origin) for frame in frames)))
+        padded = np.pad(codes, [(0, chunk_frames - len(frames)), (0, 0)])
         audio, state = self._speech_step(mx.array(padded[None]), state)
-        samples = np.array(audio[0, : len(rows) * self._model.config.speech_decoder.samples_per_frame])  # the caller's
+        num_samples = len(frames) * self._model.config.speech_decoder.samples_per_frame
+        samples = np.array(audio[0, :num_samples])  # waits: the caller's sound
         if not np.isfinite(samples).all():
-            raise GenerationError(f"audio from frame {frame} on is not finite")
-        return samples, state
+            raise GenerationError(f"audio from frame {number} on is not finite")
+        return Piece(codes, origin, samples, frames[-1].reason, time.perf_counter() - begin), state
+
+
+def runaway(reason: str | None, job: Job, number: int) -> str:
+    """What happened to passage ``number``, for people."""
+    text = job.passages[number].text
+    return f"{text if len(text) < 40 else text[:37] + '...'!r} did not end by itself but by {reason}"
+
+
+def seam(audio: np.ndarray, sample_rate: int, fade_in: bool, fade_out: bool, pause_s: float) -> np.ndarray:
+    """The samples with faded ends where asked, and a pause behind them."""
+    ramp = np.linspace(0, 1, round(SEAM_S * sample_rate), dtype=np.float32)
+    if fade_in:
+        audio[: len(ramp)] *= ramp
+    if fade_out:
+        audio[-len(ramp) :] *= ramp[::-1]
+    return np.pad(audio, (0, round(pause_s * sample_rate))) if pause_s else audio

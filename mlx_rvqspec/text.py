@@ -27,17 +27,19 @@ def longest_speech_s(text: str) -> float:
     short; a digit, a symbol or a character of a denser script can be a word.
     """
 
-    def longest_s(character: str) -> float:
-        kind = category(character)
-        if kind in ("Ll", "Lu", "Lt", "Lm", "Mn", "Mc"):
-            return 0.2
-        return 0.8 if kind[0] in "LNS" else 0.3
-
     return 2.0 + sum(map(longest_s, text))
 
 
+def longest_s(character: str) -> float:
+    """What one character adds to the longest reading."""
+    kind = category(character)
+    if kind in ("Ll", "Lu", "Lt", "Lm", "Mn", "Mc"):
+        return 0.2
+    return 0.8 if kind[0] in "LNS" else 0.3
+
+
 def prepare(text: str) -> str:
-    """The text as the tokenizer gets it: trimmed lines joined by \\n, no blank ones, no byte order marks.
+    """The text as it is spoken: trimmed lines, one blank line between paragraphs, no byte order marks.
 
     Nothing else is changed. A line ends where str.splitlines says, so no carriage return is left.
     Raises ValueError: "text is empty" without a visible character, "nothing to say" without a letter or
@@ -50,7 +52,12 @@ def prepare(text: str) -> str:
     if not speakable(text):
         raise ValueError(f"nothing to say in {text.strip()[:20]!r}: no letter or digit")
     lines = [line.strip() for line in text.replace("\ufeff", "").splitlines()]
-    return "\n".join(line for line in lines if line)
+    return paragraphs(lines)
+
+
+def paragraphs(lines: list[str]) -> str:
+    """The lines with one blank line wherever there are several, and none at the ends."""
+    return re.sub("\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
 
 
 def clean(text: str) -> str:
@@ -58,7 +65,8 @@ def clean(text: str) -> str:
 
     Removed: web addresses (of a link the words stay), emoji, the fences of code blocks, the marks of
     headings, bullets and quotes, emphasis, strike-through and backquotes around words, and lines without a
-    letter or digit, such as rules. A table's bars become commas. Words, numbers and other symbols stay.
+    letter or digit, such as rules. A table's bars become commas. Words, numbers, other symbols and the blank lines
+    between paragraphs stay.
     """
     lines = []
     for line in text.splitlines():
@@ -68,6 +76,6 @@ def clean(text: str) -> str:
         line = LINE_START.sub("", " ".join(line.split()), count=1)
         line = BARS.sub(", ", MARKS.sub("", line).strip(" |"))
         line = re.sub(r" ([,.;!?])(?!\w)", r"\1", " ".join(line.split()))
-        if speakable(line):
+        if speakable(line) or not line:
             lines.append(line)
-    return "\n".join(lines)
+    return paragraphs(lines)

@@ -1,12 +1,12 @@
-"""The frames of one text: what one frame leaves for the next, and the compiled calls between them.
+"""The frames of some texts: what one frame leaves for the next, and the compiled calls between them.
 
 A frame costs two calls: ``decode`` (hidden and code 0 -> 16 codes), or a few rounds of speculation in its place, and
 ``advance`` (the codes and the next text embedding -> the next hidden, code 0 and noise).
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -131,72 +131,135 @@ class Steps:
         return hidden[:, -1], code0, noise, seen, cache
 
 
+@dataclass
+class Line:
+    """What one row speaks: prefill [1, T, D] and trailing [n, D] as from ``embed_prompt``, at most max_frames frames.
+
+    trailing and max_frames may grow while the line is spoken, as its text becomes known.
+    """
+
+    prefill: mx.array
+    trailing: mx.array
+    seed: int
+    max_frames: int
+
+
+class Frame(NamedTuple):
+    """A frame of one line: codes [16] int32, their origins [16] as in ``rounds.RoundState``, why it is the last one.
+
+    reason: "stop", "length" or None; error: where the line cannot go on, and its codes are nothing.
+    """
+
+    line: int
+    codes: np.ndarray
+    origin: np.ndarray
+    reason: str | None
+    error: GenerationError | None
+
+
 class Utterance:
-    """The frames of one text, one after another; tally: how their codes came about so far."""
+    """Some lines, spoken side by side, frame by frame. The rows of lines that have ended are left out in time."""
 
     ahead = 1  # plain decoding needs nothing from the host between frames
 
-    def __init__(self, steps: Steps, prefill: mx.array, trailing: mx.array, sampling: Sampling, seed: int):
-        self.steps, self.trailing, self.tally = steps, trailing, steps.new_tally()
+    def __init__(self, steps: Steps, lines: Sequence[Line], sampling: Sampling):
+        self.steps, self.lines, self.knobs = steps, lines, sampling.rest.knobs
+        self.rows = list(range(len(lines)))  # the line in each row of the state
+        self.speaking = set(self.rows)
         if steps.rounds:
             self.ahead = 0  # the host waits for a frame's rounds: none before it is known that the speech goes on
-        self.max_frames, self.knobs = sampling.max_frames or steps.model.max_frames, sampling.rest.knobs
+        lengths = [line.prefill.shape[1] for line in lines]
+        self.num_slots = max(lengths)
+        pads = [self.num_slots - length for length in lengths]
+        prefill = [mx.pad(line.prefill, [(0, 0), (num, 0), (0, 0)]) for line, num in zip(lines, pads)]
         self.request = Request(
-            seed=mx.array([seed], dtype=mx.uint32),
+            seed=mx.array([line.seed for line in lines], dtype=mx.uint32),
             knobs=sampling.first.knobs,
             penalty=mx.array(sampling.repetition_penalty),
-            num_pads=mx.zeros((1,), dtype=mx.int32),
+            num_pads=mx.array(pads, dtype=mx.int32),
         )
-        self.num_slots = prefill.shape[1]
         decoder = steps.model.code_decoder
-        cache = decoder.new_cache(1, self.num_slots + 1, prefill.dtype)
-        hidden, cache = decoder(prefill, cache, self.request.num_pads)
-        seen = mx.zeros((1, steps.allowed.size), dtype=mx.bool_)
+        cache = decoder.new_cache(len(lines), self.num_slots + 1, prefill[0].dtype)
+        hidden, cache = decoder(mx.concatenate(prefill), cache, self.request.num_pads)
+        seen = mx.zeros((len(lines), steps.allowed.size), dtype=mx.bool_)
         code0, noise, seen = steps.choose_first(hidden[:, -1], seen, mx.array(0, dtype=mx.uint32), self.request)
         self.state = FrameState(hidden[:, -1], code0, noise, seen, cache)
 
-    def _enqueue(self, frame: int) -> tuple[mx.array, mx.array, mx.array]:
+    def _enqueue(self, frame: int) -> tuple[list[int], mx.array, mx.array, mx.array]:
         """Start the work of ``frame`` and of choosing what follows; in plain decoding nothing here waits.
 
-        Returns the frame's codes [1, 16] and their origins, and code 0 of the next frame [1].
+        Returns the line of each row, the frame's codes [B, 16] and origins, and code 0 of the next frame [B].
         """
         codes, origin = self.steps.frame(self.state, self.knobs)
         self.num_slots += 1
         if self.num_slots > self.state.cache.capacity:
             self.state = self.state._replace(cache=grow(self.state.cache, round_up(self.num_slots)))
+        texts = [self.lines[line].trailing for line in self.rows]
         # no other name holds the old cache when it is evaluated, so its buffers are updated in place
         self.state = FrameState(
             *self.steps.advance(
                 codes,
-                self.trailing[min(frame, len(self.trailing) - 1)][None],
+                mx.stack([text[min(frame, len(text) - 1)] for text in texts]),
                 (self.state.seen, self.state.cache),
                 mx.array(frame + 1, dtype=mx.uint32),
                 self.request,
             )
         )
         mx.async_eval(codes, origin, self.state)
-        return codes, origin, self.state.code0
+        return self.rows, codes, origin, self.state.code0
 
-    def frames(self) -> Iterator[tuple[np.ndarray, str | None]]:
-        """Codes [16] int32 of each frame, and why it is the last one: "stop", "length" or None.
+    def _leave_out(self) -> None:
+        """Drop the rows of lines that have ended, once they are half of all: fewer shapes, and few copies."""
+        alive = [row for row, line in enumerate(self.rows) if line in self.speaking]
+        if 2 * len(alive) > len(self.rows):
+            return
+        index = mx.array(alive)
+        *state, cache = self.state
+        keys, values = ([x[index] for x in part] for part in (cache.keys, cache.values))
+        self.state = FrameState(*(x[index] for x in state), KVCache(keys, values, cache.num_cached))
+        self.request = self.request._replace(seed=self.request.seed[index], num_pads=self.request.num_pads[index])
+        self.rows = [self.rows[row] for row in alive]
+
+    def frames(self) -> Iterator[list[Frame]]:
+        """The next frame of every line that still speaks; none speaks after a reason, an error or ``end``.
 
         ``ahead`` frames are enqueued before a frame is read, so the device does not wait for the host; the price
         is that much work thrown away at the end.
         """
-        todo = iter(range(self.max_frames))
-        flight: deque[tuple[mx.array, mx.array, mx.array]] = deque()
-        frame = 0
-        while True:
-            flight.extend(self._enqueue(number) for number in islice(todo, 1 + self.ahead - len(flight)))
-            codes, origin, next_code0 = flight.popleft()
-            row = np.array(codes[0])  # waits: the caller needs this frame
-            code = int(np.array(next_code0)[0])  # the same wait: whether speech ends here decides what is done next
-            if row.min() < 0 or code < 0:
-                bad = frame + int(row.min() >= 0)
-                raise GenerationError(f"logits of frame {bad} are not finite; try dtype='float32'")
+        flight: deque[tuple[list[int], mx.array, mx.array, mx.array]] = deque()
+        begun = frame = 0
+        while self.speaking:
+            limit = max(self.lines[line].max_frames for line in self.speaking)
+            while len(flight) <= self.ahead and begun < limit:
+                self._leave_out()
+                flight.append(self._enqueue(begun))
+                begun += 1
+            # waits, once for all four: the caller needs this frame, and whether a line ends decides what is done next
+            rows, codes, origin, next_code0 = flight.popleft()
             frame += 1
-            reason = "stop" if code == self.steps.eos else "length" if frame == self.max_frames else None
-            self.tally.add(np.array(origin[0]))
-            yield row, reason
-            if reason:
-                return
+            read = zip(rows, np.array(codes), np.array(origin), np.array(next_code0))
+            made = [self._frame(line, frame, *rest) for line, *rest in read if line in self.speaking]
+            self.speaking -= {done.line for done in made if done.reason or done.error}
+            yield made
+
+    def end(self, line: int) -> None:
+        """Make no more frames of this line."""
+        self.speaking.discard(line)
+
+    def _frame(self, line: int, number: int, codes: np.ndarray, origin: np.ndarray, next_code0: np.ndarray) -> Frame:
+        """Frame ``number``, counted from 1, of a line."""
+        error = None
+        if codes.min() < 0 or next_code0 < 0:
+            bad = number - int(codes.min() < 0)
+            error = GenerationError(f"logits of frame {bad} are not finite; try dtype='float32'")
+        at_end = next_code0 == self.steps.eos
+        reason = "stop" if at_end else "length" if number >= self.lines[line].max_frames else None
+        return Frame(line, codes, origin, reason, error)
+
+
+def speak_line(steps: Steps, line: Line, sampling: Sampling) -> Iterator[Frame]:
+    """The frames of one line. Raises GenerationError for a value that is not finite."""
+    for (frame,) in Utterance(steps, [line], sampling).frames():
+        if frame.error:
+            raise frame.error
+        yield frame

@@ -20,7 +20,7 @@ from mlx_rvqspec.spec_decode.drafter import Drafter, Form
 from mlx_rvqspec.spec_decode.frames import in_bursts
 from mlx_rvqspec.spec_decode.rounds import Rounds
 from mlx_rvqspec.spec_decode.tree import Tree
-from mlx_rvqspec.utterance import Steps, Utterance
+from mlx_rvqspec.utterance import Line, Steps, speak_line
 
 FORM = Form(3, 1, 2, 2, 2, "noise")
 MISS = grow_tree.MISS
@@ -57,9 +57,8 @@ def test_frames_are_those_of_plain_decoding():
     for number in (0, 1, 11):
         voice = voices[number % len(voices)]
         prompt = build_prompt(model().config, model().tokenizer, texts[number % 3], voice, model().text_feed)
-        sampling = replace(model().sampling, max_frames=8)
-        prefill = embed_prompt(prompt, model())
-        alone = [row for row, _ in Utterance(steps, *prefill, sampling, 5 + number).frames()]
+        line = Line(*embed_prompt(prompt, model()), 5 + number, 8)
+        alone = [frame.codes for frame in speak_line(steps, line, model().sampling)]
         rows = np.flatnonzero(seeds == 5 + number)
         assert np.array(frames.keys[:, 1])[rows].tolist() == list(range(len(alone)))
         assert np.array(frames.codes)[rows].tolist() == np.stack(alone).tolist()

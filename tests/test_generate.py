@@ -17,7 +17,7 @@ from mlx_rvqspec.generate import Engine, load
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.prompt import build_prompt, choose_voice, embed_prompt
 from mlx_rvqspec.sampling import Sampling
-from mlx_rvqspec.utterance import GenerationError, Steps, Utterance
+from mlx_rvqspec.utterance import GenerationError, Line, Steps, Utterance, speak_line
 
 GOLDEN = Path(__file__).parent / "golden" / "tiny_customvoice"
 TEXT = "Hello there."
@@ -108,9 +108,7 @@ def test_eight_threads_at_once_get_their_own_speech(engine: Engine) -> None:
     assert found == solo
 
 
-@pytest.mark.parametrize(
-    "sampling", [Sampling(do_sample=False, subtalker_do_sample=False, max_frames=6), Sampling(max_frames=6)]
-)
+@pytest.mark.parametrize("sampling", [Sampling(do_sample=False, subtalker_do_sample=False), Sampling()])
 def test_compiled_frame_equals_the_step_by_step_oracle(sampling: Sampling) -> None:
     model = load_model(GOLDEN)
     prompt = build_prompt(model.config, model.tokenizer, TEXT, choose_voice(model.config, "ryan"), "full")
@@ -118,7 +116,8 @@ def test_compiled_frame_equals_the_step_by_step_oracle(sampling: Sampling) -> No
     runs = []
     for wrap in (mx.compile, lambda function: function):
         steps = Steps(model, sampling, wrap)
-        runs.append([row.tolist() for row, _ in Utterance(steps, prefill, trailing, sampling, seed=9).frames()])
+        line = Line(prefill, trailing, 9, 6)
+        runs.append([frame.codes.tolist() for frame in speak_line(steps, line, sampling)])
     assert runs[0] == runs[1]
 
 

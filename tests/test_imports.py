@@ -18,7 +18,7 @@ ORDER = [
         "spec_decode.tree",
     },
     {"quantisation"},
-    {"layers", "cache", "speech_decoder.layers", "speech_decoder.quantizer"},
+    {"passages", "layers", "cache", "speech_decoder.layers", "speech_decoder.quantizer"},
     {
         "code_decoder",
         "multi_code_decoder",
@@ -33,7 +33,8 @@ ORDER = [
     {"spec_decode.frames"},
     {"conversion"},
     {"utterance"},
-    {"reading", "fit.collect"},
+    {"guard", "fit.collect"},
+    {"reading"},
     {"generate"},
     {"fit.offsets", "fit.grow_tree", "fit.device"},
     {"fit.run"},

@@ -10,7 +10,7 @@ from mlx_rvqspec.cache import Joined
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.prompt import build_prompt, choose_voice, embed_prompt
 from mlx_rvqspec.sampling import Sampling, first_code_scores, keep_likely
-from mlx_rvqspec.utterance import Steps, Utterance
+from mlx_rvqspec.utterance import Line, Steps, speak_line
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDERS = ("tiny_customvoice", "tiny_projected", "tiny_voicedesign", "tiny_base")
@@ -74,12 +74,12 @@ def test_prompt_and_greedy_codes(
     case.close(f"{run}.trailing_text_hidden", trailing[None, :-1])
     case.close(f"{run}.tts_pad_embed", trailing[None, -1:])
     # upstream's limit counts the code that would have ended the speech: 40 new tokens are 39 frames
-    greedy = Sampling(do_sample=False, subtalker_do_sample=False, max_frames=39, repetition_penalty=penalty)
+    greedy = Sampling(do_sample=False, subtalker_do_sample=False, repetition_penalty=penalty)
     steps = Steps(model, greedy, wrap=lambda function: function)
-    rows = list(Utterance(steps, prefill, trailing, greedy, seed=0).frames())
-    np.testing.assert_array_equal(np.stack([codes for codes, _ in rows]), case[f"{run}.codes.0"])
-    assert [reason for _, reason in rows[:-1]] == [None] * (len(rows) - 1)
-    assert rows[-1][1] == ("length" if len(rows) == 39 else "stop")
+    frames = list(speak_line(steps, Line(prefill, trailing, 0, 39), greedy))
+    np.testing.assert_array_equal(np.stack([frame.codes for frame in frames]), case[f"{run}.codes.0"])
+    assert [frame.reason for frame in frames[:-1]] == [None] * (len(frames) - 1)
+    assert frames[-1].reason == ("length" if len(frames) == 39 else "stop")
 
 
 def test_text_ids(case: Case) -> None:

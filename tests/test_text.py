@@ -29,8 +29,11 @@ def test_bytes_that_are_not_utf8_are_refused():
         prepare(b"caf\xe9".decode("utf-8", "surrogateescape"))
 
 
-def test_lines_end_in_any_way_and_blank_ones_vanish():
-    assert prepare("\ufeffLine one.\r\n\r\n\n\n  Line two.\r") == "Line one.\nLine two."
+def test_lines_end_in_any_way_and_one_blank_line_is_left_between_paragraphs():
+    assert (
+        prepare("\ufeff\n\nLine one.\r\n\r\n\n \n  Line two.\u2028Line three.\r")
+        == "Line one.\n\nLine two.\nLine three."
+    )
 
 
 def test_the_rest_of_the_text_is_passed_unchanged():
@@ -42,7 +45,7 @@ def test_the_rest_of_the_text_is_passed_unchanged():
     "written, spoken",
     [
         ("**Note** 🚀 see `foo()` at https://example.org/a?b=1 | done", "Note see foo() at, done"),
-        ("# Title #\n\n---\n* one\n- [x] two\n> three", "Title #\none\ntwo\nthree"),
+        ("# Title #\n\n---\n* one\n- [x] two\n> three", "Title #\n\none\ntwo\nthree"),
         ("```py\nx = 1\n```", "x = 1"),
         ("|a|b|\n|---|:-:|\n| 1 | 2 |", "a, b\n1, 2"),
         ('Read [the book](http://b.org "B") or ![a cat](cat.png).', "Read the book or a cat."),

@@ -7,12 +7,25 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Stats:
-    """Counts and times of one utterance up to the chunk that carries them.
+class Attempt:
+    """One passage, from 0, spoken with one seed: how many frames it gave and how it ended."""
 
-    rounds: MultiCodeDecoder calls that chose codes, 15 a frame in plain decoding. num_accepted: by codebook 1..15, the
-    frames whose code was drafted right. By depth 1..K: num_tried, the drafts that would have followed what was
-    accepted; num_accepted_by_rank, how many were right, by rank of the candidate.
+    passage: int
+    seed: int
+    frames: int
+    finish_reason: str
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts and times of one request up to the chunk that carries them.
+
+    frames: handed out so far, of what was kept; audio_s: their length with the pauses between passages. attempts: what
+    has been spoken to its end, in order; a passage that ran away and was spoken again is there once for each time.
+    share: of the text that has been spoken, 0 to 1, an estimate until the end.
+    rounds: MultiCodeDecoder calls that chose these codes, 15 a frame in plain decoding. num_accepted: by codebook
+    1..15, the frames whose code was drafted right. By depth 1..K: num_tried, the drafts that would have followed what
+    was accepted; num_accepted_by_rank, how many were right, by rank of the candidate.
     Times are wall-clock seconds from the call; speech_s is the part spent in the SpeechDecoder.
     """
 
@@ -23,14 +36,14 @@ class Stats:
     total_s: float
     speech_s: float
     time_to_first_audio_s: float
+    audio_s: float
+    share: float
+    num_passages: int
+    attempts: tuple[Attempt, ...]
     rounds: int
     num_accepted: tuple[int, ...]
     num_tried: tuple[int, ...]
     num_accepted_by_rank: tuple[tuple[int, ...], ...]
-
-    @property
-    def audio_s(self) -> float:
-        return self.frames / self.frame_rate_hz
 
     @property
     def realtime_factor(self) -> float:
