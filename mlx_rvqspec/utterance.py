@@ -238,7 +238,7 @@ class Utterance:
             rows, codes, origin, next_code0 = flight.popleft()
             frame += 1
             read = zip(rows, np.array(codes), np.array(origin), np.array(next_code0))
-            made = [self._frame(line, frame, *rest) for line, *rest in read if line in self.speaking]
+            made = [self._frame(line, frame, c, o, n) for line, c, o, n in read if line in self.speaking]
             self.speaking -= {done.line for done in made if done.reason or done.error}
             yield made
 
