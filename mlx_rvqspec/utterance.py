@@ -214,9 +214,10 @@ class Utterance:
         if 2 * len(alive) > len(self.rows):
             return
         index = mx.array(alive)
-        *state, cache = self.state
+        cache = self.state.cache
+        hidden, code0, noise, seen = (x[index] for x in self.state[:4])
         keys, values = ([x[index] for x in part] for part in (cache.keys, cache.values))
-        self.state = FrameState(*(x[index] for x in state), KVCache(keys, values, cache.num_cached))
+        self.state = FrameState(hidden, code0, noise, seen, KVCache(keys, values, cache.num_cached))
         self.request = self.request._replace(seed=self.request.seed[index], num_pads=self.request.num_pads[index])
         self.rows = [self.rows[row] for row in alive]
 
