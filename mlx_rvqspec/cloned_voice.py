@@ -9,7 +9,7 @@ import numpy as np
 
 from .audio import replacing
 from .config import ModelConfig, ModelError
-from .load import read_header
+from .tensor_file import Span, read_header
 
 VERSION = 1
 DTYPES = {"F32": np.dtype("<f4"), "I32": np.dtype("<i4")}
@@ -75,24 +75,23 @@ class ClonedVoice:
         if not path.is_file():
             raise ModelError(f"there is no voice file {path}; mlx-tts voices make makes one from a recording")
         try:
-            header, start = read_header(path)
-            data = path.read_bytes()
-            about = json.loads(json.loads(data[8:start])["__metadata__"]["voice"])
+            spans, texts = read_header(path, remedy=REMEDY)
+            about = json.loads(texts["voice"])
             version, text = about["version"], about["text"]
             if version != VERSION:
                 raise ModelError(f"{path} is a voice of version {version}, expected {VERSION}; {REMEDY}")
-            arrays = {name: _array(entry, data[start:]) for name, entry in header.items()}
+            data = path.read_bytes()
+            arrays = {name: _array(span, data) for name, span in spans.items()}
             codes = arrays.pop("codes", None)
             voice = cls(arrays.pop("speaker_vector"), codes, text, about["model_name"], about["fingerprint"])
             if arrays or not all(isinstance(name, str) for name in (voice.model_name, voice.fingerprint, text or "")):
                 raise ValueError("unexpected contents")
+        except ModelError:
+            raise
         except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
-            if isinstance(error, ModelError) and "of version" in str(error):
-                raise
-            raise ModelError(f"{path} cannot be read as a voice ({error}); {REMEDY}") from None
+            raise ModelError(f"{path} cannot be read as a voice ({error!r:.200}); {REMEDY}") from None
         return voice
 
 
-def _array(entry: dict, data: bytes) -> np.ndarray:
-    begin, end = entry["data_offsets"]
-    return np.frombuffer(data[begin:end], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+def _array(span: Span, data: bytes) -> np.ndarray:
+    return np.frombuffer(data[span.begin : span.end], DTYPES[span.dtype]).reshape(span.shape)

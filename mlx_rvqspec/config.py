@@ -7,9 +7,9 @@ groups, other ids), so a missing key is an error that names it, never a guess. K
 import json
 from dataclasses import dataclass, fields
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 # What upstream's classes put in for keys that a file leaves out. For the encoders, unlike for the decoders, these are
 # the published values, and the published files do leave them out; the tensors' shapes hold nearly all of them.
@@ -25,6 +25,13 @@ SPEAKER_ENCODER_DEFAULTS = {  # Qwen3TTSSpeakerEncoderConfig
     "enc_se_channels": 128,
 }
 NUM_CONTROL_IDS = 1024  # the talker vocabulary ends in this many ids that are no codes (upstream `generate`)
+MAX_JSON_BYTES = 64 << 20  # the largest file of a published model, its vocabulary, has 3 MB
+# What is allocated before a tensor's shape could contradict it, far above any published model; others: MAX_SIZE.
+MAX_SIZES = {"num_hidden_layers": 512, "num_code_groups": 64, "num_quantizers": 64, "sliding_window": 4096}
+MAX_SIZES |= {"upsample_rates": 64, "upsampling_ratios": 64, "enc_kernel_sizes": 64, "enc_dilations": 64}
+MAX_SIZE = 1 << 24
+MAX_SAMPLE_RATE = 192_000
+MAX_STAGES = 16  # of the SpeechDecoder and of the encoders
 
 T = TypeVar("T")
 
@@ -39,17 +46,40 @@ def _read(cls: type[T], data: dict[str, Any], where: str, **given: Any) -> T:
     missing = [name for name in names if name not in data]
     if missing:
         raise ModelError(f"{where}: missing {', '.join(missing)}; is this a Qwen3-TTS 12 Hz configuration?")
-    values = {name: data[name] for name in names}
-    return cls(**given, **{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    hints = get_type_hints(cls)
+    values = {name: tuple(data[name]) if isinstance(data[name], list) else data[name] for name in names}
+    for name, value in values.items():
+        if not _fits(value, hints[name], int(not name.endswith("_id")), MAX_SIZES.get(name, MAX_SIZE)):
+            raise ModelError(f"{where}: {name} is {value!r:.60}, which makes no Qwen3-TTS 12 Hz model")
+    return cls(**given, **values)
+
+
+def _fits(value: Any, hint: Any, least: int, most: int) -> bool:
+    """Whether a value is of a field's type: whole numbers in these bounds, positive finite ones, tables of such."""
+    if hint is int:
+        return type(value) is int and least <= value <= most
+    if hint is float:
+        return type(value) in (int, float) and 0 < value < inf
+    if get_origin(hint) is tuple:
+        return type(value) is tuple and len(value) <= MAX_STAGES and all(_fits(v, int, 1, most) for v in value)
+    if get_origin(hint) is dict:
+        return type(value) is dict and all(_fits(v, get_args(hint)[1], least, most) for v in value.values())
+    return isinstance(value, hint)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; ModelError naming the file when it is not one."""
     try:
+        if path.exists() and not path.is_file():
+            raise ModelError(f"{path} is no file; expected a complete Qwen3-TTS folder")
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ModelError(f"{path} has {path.stat().st_size} bytes, too many for its kind; download it again")
         data = json.loads(path.read_text(encoding="utf-8"))
+    except ModelError:
+        raise
     except FileNotFoundError:
         raise ModelError(f"{path} is missing; expected a complete Qwen3-TTS folder") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, an endless number
         raise ModelError(f"{path} cannot be read as JSON ({error}); download it again") from None
     if not isinstance(data, dict):
         raise ModelError(f"{path} holds {type(data).__name__}, expected a JSON object; download it again")
@@ -232,8 +262,8 @@ def read_config(folder: Path) -> ModelConfig:
     speech_where = folder / "speech_tokenizer" / "config.json"
     speech = read_json(speech_where)
     decoder = _section(speech, "decoder_config", str(speech_where))
-    if "output_sample_rate" not in speech:
-        raise ModelError(f"{speech_where}: missing output_sample_rate")
+    if not _fits(speech.get("output_sample_rate"), int, 1, MAX_SAMPLE_RATE):
+        raise ModelError(f"{speech_where}: output_sample_rate is {speech.get('output_sample_rate')!r:.60}")
     config = _read(
         ModelConfig,
         data,
@@ -261,27 +291,51 @@ def _read_encoder(cls: type[T], data: dict[str, Any], key: str, defaults: dict[s
 
 
 def _check(config: ModelConfig, where: str) -> None:
-    groups = {
-        config.code_decoder.num_code_groups,
-        config.multi_code_decoder.num_code_groups,
-        config.speech_decoder.num_quantizers,
-    }
-    if len(groups) != 1:
+    """What the numbers of the three decoders must have in common. Raises ModelError."""
+    code, multi, speech = config.code_decoder, config.multi_code_decoder, config.speech_decoder
+    groups = {code.num_code_groups, multi.num_code_groups, speech.num_quantizers}
+    if len(groups) != 1 or min(groups) < 2:
         raise ModelError(f"{where}: the three decoders disagree on the number of codebooks: {sorted(groups)}")
-    if config.multi_code_decoder.vocab_size > config.speech_decoder.codebook_size:
+    if multi.vocab_size > speech.codebook_size:
         raise ModelError(
-            f"{where}: code_predictor_config.vocab_size {config.multi_code_decoder.vocab_size} exceeds "
-            f"the speech tokenizer's codebook_size {config.speech_decoder.codebook_size}"
+            f"{where}: code_predictor_config.vocab_size {multi.vocab_size} exceeds "
+            f"the speech tokenizer's codebook_size {speech.codebook_size}"
         )
-    if config.code_decoder.num_codes > config.speech_decoder.codebook_size:
+    if not 0 < code.num_codes <= speech.codebook_size:
         raise ModelError(
-            f"{where}: talker_config.vocab_size {config.code_decoder.vocab_size} leaves "
-            f"{config.code_decoder.num_codes} codes, more than codebook_size {config.speech_decoder.codebook_size}"
+            f"{where}: talker_config.vocab_size {code.vocab_size} leaves "
+            f"{code.num_codes} codes, expected 1 to codebook_size {speech.codebook_size}"
         )
+    if speech.num_semantic_quantizers >= speech.num_quantizers:
+        raise ModelError(f"{where}: all {speech.num_quantizers} codebooks are semantic, none is left for the rest")
+    for name, part in (("talker", code), ("code_predictor", multi), ("speech tokenizer", speech)):
+        if part.head_dim % 2 or part.num_attention_heads % part.num_key_value_heads:
+            heads = f"{part.num_attention_heads} heads for {part.num_key_value_heads}, head_dim {part.head_dim}"
+            raise ModelError(f"{where}: the {name} cannot have {heads}")
+    _check_ids(config, where)
+
+
+def _check_ids(config: ModelConfig, where: str) -> None:
+    """Every id is a row of its table: MLX reads past the end of a table without an error."""
+    ids = config.code_decoder
+    texts = {name: value for name, value in vars(config).items() if name.endswith("_id")}
+    codes = {name: value for name, value in vars(ids).items() if name.endswith("_id") and isinstance(value, int)}
+    for table, named in ((ids.text_vocab_size, texts), (ids.vocab_size, codes | ids.spk_id | ids.codec_language_id)):
+        for name, value in named.items():
+            if value >= table:
+                raise ModelError(f"{where}: {name:.60} is {value}, its table has {table} rows")
+    for dialect in ids.spk_is_dialect.values():
+        if isinstance(dialect, str) and dialect not in ids.codec_language_id:
+            raise ModelError(f"{where}: a speaker's dialect {dialect!r:.60} is not in codec_language_id")
 
 
 def _check_encoders(config: ModelConfig, where: str) -> None:
     decoder, encoder, speaker = config.speech_decoder, config.speech_encoder, config.speaker_encoder
+    if encoder and (encoder.head_dim % 2 or encoder.num_attention_heads % encoder.num_key_value_heads):
+        heads = f"{encoder.num_attention_heads} heads for {encoder.num_key_value_heads}, head_dim {encoder.head_dim}"
+        raise ModelError(f"{where}: the speech encoder cannot have {heads}")
+    if speaker and len({*map(len, (speaker.enc_channels, speaker.enc_kernel_sizes, speaker.enc_dilations))}) != 1:
+        raise ModelError(f"{where}: the lists of speaker_encoder_config differ in length")
     if encoder and (encoder.samples_per_frame, encoder.codebook_size) != (
         decoder.samples_per_frame,
         decoder.codebook_size,

@@ -5,14 +5,12 @@ error that names the file, the reason and the remedy.
 """
 
 import hashlib
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from .code_decoder import CodeDecoder
 from .config import ModelConfig, ModelError, read_config, read_json
@@ -23,10 +21,11 @@ from .sampling import frame_limit, sampling_defaults
 from .speech_decoder.decoder import SpeechDecoder
 from .speech_encoder.encoder import SpeechEncoder
 from .speech_encoder.speaker import SpeakerEncoder
+from .tensor_file import read_header, read_tensors
+from .tokenizer import load_tokenizer
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 SOURCE_FINGERPRINT = "source_fingerprint"  # key of config.json in a quantised copy: of the model it was made from
-MAX_HEADER_BYTES = 100 << 20  # the safetensors format's own limit
 HUB_FILES = ["*.json", "*.txt", "*.safetensors", "speech_tokenizer/*"]
 NEEDED_FILES = [
     "config.json",
@@ -35,12 +34,6 @@ NEEDED_FILES = [
     "tokenizer_config.json",
     "speech_tokenizer/config.json",
 ]
-# Qwen2's split rule (transformers, tokenization_qwen2.py); upstream's Mistral patch is left out on purpose, it
-# depends on how the model was loaded (ARCHITECTURE, trap 1).
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
 
 
 def embedded_folder() -> Path:
@@ -102,48 +95,16 @@ def weight_files(folder: Path) -> list[Path]:
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(n, str) for n in names.values()):
         raise ModelError(f"{index}: weight_map is missing or not a table of file names; download it again")
-    if any(Path(name).name != name for name in names.values()):
+    if any(Path(name).name != name or "\0" in name for name in names.values()):
         raise ModelError(f"{index}: weight_map names a file outside its folder; refusing to follow it")
     return [folder / name for name in sorted(set(names.values()))]
-
-
-def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """A safetensors header and the offset of the data behind it, checked against the file's size.
-
-    Raises ModelError for a missing file, a git-lfs pointer, a truncated or a malformed one.
-    """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
-            if start == b"version ":
-                raise ModelError(f"{path} is a git-lfs pointer, not the weights; run git lfs pull in its folder")
-            length = int.from_bytes(start, "little")
-            if len(start) < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-                raise ModelError(f"{path} is truncated or no safetensors file ({size} bytes); download it again")
-            header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    except FileNotFoundError:
-        raise ModelError(f"{path} is missing; expected a complete Qwen3-TTS folder, download it again") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read ({error}); download it again") from None
-    except (AttributeError, KeyError, TypeError, IndexError):
-        raise ModelError(f"{path} has a malformed safetensors header; download it again") from None
-    if size != 8 + length + end:
-        raise ModelError(f"{path} has {size} bytes, its header asks for {8 + length + end}; download it again")
-    return header, 8 + length
 
 
 def read_weights(folder: Path) -> dict[str, mx.array]:
     """All tensors of a folder by their checkpoint names, checked and not yet read from disk."""
     weights: dict[str, mx.array] = {}
     for path in weight_files(folder):
-        read_header(path)
-        try:
-            weights.update(mx.load(str(path)))  # type: ignore[arg-type]
-        except (RuntimeError, ValueError) as error:
-            raise ModelError(f"{path} cannot be read ({error}); download it again") from None
+        weights.update(read_tensors(path)[0])
     return weights
 
 
@@ -152,21 +113,14 @@ def fingerprint(folder: Path) -> str:
 
     Where it is quantised, over all its scales too, which tell apart copies whose first head was left as it was.
     """
-    places = {}
-    for path in weight_files(folder):
-        header, start = read_header(path)
-        places.update({name: (path, start + begin, end - begin) for name, begin, end in _byte_ranges(header)})
+    places = {name: (path, span) for path in weight_files(folder) for name, span in read_header(path)[0].items()}
     digest = hashlib.sha256()
-    for name, (path, begin, size) in sorted(places.items()):
+    for name, (path, span) in sorted(places.items()):
         if "code_predictor" in name and ("norm" in name or "lm_head.0." in name or name.endswith(".scales")):
             with path.open("rb") as file:
-                file.seek(begin)
-                digest.update(name.encode() + file.read(size))
+                file.seek(span.begin)
+                digest.update(name.encode() + file.read(span.end - span.begin))
     return digest.hexdigest()
-
-
-def _byte_ranges(header: dict[str, Any]) -> list[tuple[str, int, int]]:
-    return [(name, *entry["data_offsets"]) for name, entry in header.items()]
 
 
 def _fill(module: nn.Module, weights: dict[str, mx.array], dtype: mx.Dtype, where: Path) -> None:
@@ -176,7 +130,8 @@ def _fill(module: nn.Module, weights: dict[str, mx.array], dtype: mx.Dtype, wher
     try:
         module.load_weights(tensors, strict=True)
     except ValueError as error:
-        raise ModelError(f"{where}: {' '.join(str(error).split())}") from None
+        message = " ".join(str(error).split())  # it lists every tensor
+        raise ModelError(f"{where}: {message if len(message) < 300 else message[:300] + '...'}") from None
     module.eval()
     mx.eval(module.parameters())
 
@@ -194,26 +149,6 @@ def default_dtype(stored: mx.Dtype) -> mx.Dtype:
     return mx.bfloat16 if on_gpu and stored == mx.bfloat16 else mx.float32
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Qwen2's byte-level BPE from vocab.json, merges.txt and the added tokens of tokenizer_config.json."""
-    added = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
-    read_json(folder / "vocab.json")
-    try:
-        tokenizer = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise ModelError(f"{folder}: vocab.json and merges.txt make no tokenizer ({error})") from None
-    tokenizer.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
-    for number, token in sorted(((int(k), v) for k, v in added.items()), key=lambda item: item[0]):
-        tokenizer.add_special_tokens([AddedToken(token["content"], normalized=False, special=True)])
-        if tokenizer.token_to_id(token["content"]) != number:
-            raise ModelError(f"{folder / 'tokenizer_config.json'}: token {token['content']!r} should have id {number}")
-    return tokenizer
-
-
 def load_model(
     model: str | Path | None = None, *, dtype: str | None = None, quantize: int | str | None = None
 ) -> Qwen3TTS:
@@ -228,8 +163,12 @@ def load_model(
         raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
     folder = resolve(model)
     config = read_config(folder)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, config)
     defaults = read_json(folder / "generation_config.json")
+    try:
+        sampling, max_frames = sampling_defaults(defaults), frame_limit(defaults)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise ModelError(f"{folder / 'generation_config.json'}: {error}; download it again") from None
     weights, table = read_talker(folder)
     if wanted:
         if table:
@@ -244,8 +183,8 @@ def load_model(
         multi_code_decoder=multi_code_decoder,
         speech_decoder=_load_speech_decoder(config, folder / "speech_tokenizer"),
         tokenizer=tokenizer,
-        sampling=sampling_defaults(defaults),
-        max_frames=frame_limit(defaults),
+        sampling=sampling,
+        max_frames=max_frames,
         # upstream's wrapper prefills the whole text for named and designed voices; a checkpoint may say otherwise
         text_feed="full" if defaults.get("non_streaming_mode", config.tts_model_type != "base") else "stream",
         dtype=chosen,
@@ -293,6 +232,8 @@ def _load_speech_decoder(config: ModelConfig, folder: Path) -> SpeechDecoder:
         tensors = decoder.sanitize(tensors)
     except KeyError as error:
         raise ModelError(f"{folder}: tensor decoder.{error.args[0]} is missing") from None
+    except (IndexError, ValueError) as error:
+        raise ModelError(f"{folder}: the tensors of decoder do not fit together ({error})") from None
     _fill(decoder, tensors, mx.float32, folder)
     return decoder
 

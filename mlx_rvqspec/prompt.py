@@ -15,9 +15,8 @@ from tokenizers import Tokenizer
 from .cloned_voice import ClonedVoice
 from .config import ModelConfig
 from .model import Qwen3TTS
+from .tokenizer import END, NUM_END_TOKENS, NUM_ROLE_TOKENS, ROLE
 
-NUM_ROLE_TOKENS = 3  # <|im_start|> assistant \n
-NUM_END_TOKENS = 5  # <|im_end|> \n <|im_start|> assistant \n
 NUM_REFERENCE_END_TOKENS = 2  # <|im_end|> \n
 TEXT_FEEDS = ("full", "stream")
 VECTOR = -1  # in place of a code id: the next vector of the cloned voice
@@ -148,7 +147,7 @@ def _nearest(wanted: str, names: Sequence[str]) -> str:
 def build_prompt(config: ModelConfig, tokenizer: Tokenizer, text: str, voice: Voice, text_feed: str) -> Prompt:
     """The ids for ``text``: "full" puts all of it before the first frame, "stream" one token beside each frame."""
     ids, clone = config.code_decoder, voice.clone
-    tokens = tokenizer.encode(f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n").ids
+    tokens = tokenizer.encode(f"{ROLE}{text}{END}").ids
     role, words = tokens[:NUM_ROLE_TOKENS], tokens[NUM_ROLE_TOKENS:-NUM_END_TOKENS]
     front = tokenizer.encode(f"<|im_start|>user\n{voice.instruct}<|im_end|>\n").ids if voice.instruct else []
     if voice.language_id is None:

@@ -40,7 +40,7 @@ class Sampling:
             temperature, top_k, top_p = (getattr(self, prefix + name) for name in ("temperature", "top_k", "top_p"))
             if not 0 <= temperature < float("inf"):
                 raise ValueError(f"{prefix}temperature is {temperature}; expected 0 or more")
-            if top_k != int(top_k) or top_k < 0:
+            if not isinstance(top_k, int) or top_k < 0:
                 raise ValueError(f"{prefix}top_k is {top_k}; expected a whole number, 0 for no limit")
             if not 0 < top_p <= 1:
                 raise ValueError(f"{prefix}top_p is {top_p}; expected more than 0 and at most 1")

@@ -17,7 +17,7 @@ ORDER = [
         "spec_decode.stats",
         "spec_decode.tree",
     },
-    {"quantisation"},
+    {"quantisation", "tensor_file", "tokenizer"},
     {"passages", "layers", "cache", "speech_decoder.layers", "speech_decoder.quantizer"},
     {
         "code_decoder",

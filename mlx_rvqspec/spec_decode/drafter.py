@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from functools import reduce
 from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -28,11 +28,13 @@ from ..config import ModelError
 from ..layers import gathered_matmul
 from ..multi_code_decoder import MultiCodeDecoder
 from ..sampling import keep_likely
+from ..tensor_file import read_tensors
 from .tree import Tree
 
 VERSION = 1
 FILE = "drafter.safetensors"
 RANKINGS = ("probability", "noise")
+MAX_NODES, MAX_FORM = 1024, 1 << 16  # of a file that is believed
 
 
 @dataclass(frozen=True)
@@ -190,8 +192,8 @@ def load(path: Path, decoder: MultiCodeDecoder, fingerprints: tuple[str, ...]) -
 
     Raises ModelError for a file that is missing, damaged, of another version, or fitted for another model.
     """
+    weights, texts = read_tensors(path, remedy="run mlx-tts fit to make one")
     try:
-        weights, texts = cast(Any, mx.load(str(path), return_metadata=True))
         about = json.loads(texts["drafter"])
         if about["version"] != VERSION:
             raise ModelError(f"{path} is a drafter of version {about['version']}, expected {VERSION}; run mlx-tts fit")
@@ -199,10 +201,12 @@ def load(path: Path, decoder: MultiCodeDecoder, fingerprints: tuple[str, ...]) -
         pairs = [(Tree.from_json(tree), Tree.from_json(first)) for tree, first in about["trees"]]
         trees = {tree.num_nodes: (tree, first) for tree, first in pairs}
         drafter = Drafter(form, weights, trees, about["model_name"], about["fingerprint"], about["facts"])
-    except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, ModelError):
             raise
-        raise ModelError(f"{path} cannot be read as a drafter ({error}); run mlx-tts fit to make one") from None
+        raise ModelError(f"{path} cannot be read as a drafter ({error!r:.200}); run mlx-tts fit to make one") from None
+    if not _well_formed(drafter):
+        raise ModelError(f"{path} is no drafter: its metadata is not as expected; run mlx-tts fit to make one")
     if drafter.fingerprint not in fingerprints:
         raise ModelError(
             f"{path} was fitted for {drafter.model_name} ({drafter.fingerprint[:12]}), not for this model "
@@ -210,6 +214,20 @@ def load(path: Path, decoder: MultiCodeDecoder, fingerprints: tuple[str, ...]) -
         )
     _check(drafter, decoder, path)
     return drafter
+
+
+def _well_formed(drafter: Drafter) -> bool:
+    """Whether what came from JSON has the types and sizes relied on; a tree of N rows makes masks of N x N."""
+    sizes = [value for name, value in asdict(drafter.form).items() if name != "ranking"]
+    names = (drafter.form.ranking, drafter.model_name, drafter.fingerprint)
+    return (
+        all(type(size) is int and 0 <= size <= MAX_FORM for size in sizes)
+        and all(isinstance(name, str) for name in names)
+        and isinstance(drafter.facts, dict)
+        and type(drafter.facts.get("num_nodes")) is int
+        and drafter.facts["num_nodes"] in drafter.trees
+        and all(tree.num_nodes <= MAX_NODES for pair in drafter.trees.values() for tree in pair)
+    )
 
 
 def _check(drafter: Drafter, decoder: MultiCodeDecoder, path: Path) -> None:
@@ -220,9 +238,11 @@ def _check(drafter: Drafter, decoder: MultiCodeDecoder, path: Path) -> None:
     drafts_first = any(first.num_depths for _, first in drafter.trees.values())
     if found != expected:
         raise ModelError(f"{path} holds the tensors {found}, expected {expected}; run mlx-tts fit")
+    widest = max((max(tree.num_candidates, default=0) for pair in drafter.trees.values() for tree in pair), default=0)
     legal = form.ranking in RANKINGS and form.num_positions in (1, decoder.num_codes) and deepest <= form.num_depths
-    if not legal or drafts_first and not form.first_size:
-        raise ModelError(f"{path} describes an impossible drafter, {form} with {deepest} depths; run mlx-tts fit")
+    if not legal or widest > decoder.num_entries or drafts_first and not form.first_size:
+        what = f"{form} with {deepest} depths and {widest} candidates"
+        raise ModelError(f"{path} describes an impossible drafter, {what}; run mlx-tts fit")
 
 
 def find(
@@ -263,6 +283,7 @@ def rows_for(drafter: Drafter, device: str) -> int:
     """Rows per round: the size measured to be best on this device, else the drafter's own default."""
     try:
         num_nodes = json.loads(rows_file(drafter.fingerprint).read_text())[device]["num_nodes"]
-    except (OSError, ValueError, KeyError, TypeError):  # not measured, or by another version: it is only a cache
-        num_nodes = drafter.facts["num_nodes"]
-    return num_nodes if num_nodes in drafter.trees else drafter.facts["num_nodes"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # not measured, or damaged: only a cache
+        num_nodes = None
+    known = type(num_nodes) is int and num_nodes in (1, *drafter.trees)
+    return num_nodes if known else drafter.facts["num_nodes"]
