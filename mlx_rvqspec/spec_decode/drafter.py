@@ -285,5 +285,6 @@ def rows_for(drafter: Drafter, device: str) -> int:
         num_nodes = json.loads(rows_file(drafter.fingerprint).read_text())[device]["num_nodes"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # not measured, or damaged: only a cache
         num_nodes = None
-    known = type(num_nodes) is int and num_nodes in (1, *drafter.trees)
-    return num_nodes if known else drafter.facts["num_nodes"]
+    if isinstance(num_nodes, int) and num_nodes in (1, *drafter.trees):
+        return num_nodes
+    return drafter.facts["num_nodes"]
