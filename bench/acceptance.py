@@ -19,9 +19,10 @@ import mlx_rvqspec  # noqa: F401  isort: skip  before MLX: it brings a good BLAS
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from harness import environment, finish
+from harness import finish
 from plot import save_lines
 
+from mlx_rvqspec.bench.harness import environment
 from mlx_rvqspec.fit import collect, grow_tree, offsets, run
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.model import Qwen3TTS

@@ -21,8 +21,9 @@ from typing import Any
 import mlx_rvqspec  # noqa: F401  isort: skip  before MLX: it brings a good BLAS on Linux
 
 import mlx.core as mx
-from harness import environment, finish
+from harness import finish
 
+from mlx_rvqspec.bench.harness import environment
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.prompt import build_prompt, choose_voice, embed_prompt
 from mlx_rvqspec.sampling import Sampling

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import RESULTS, environment, finish
+from harness import RESULTS, finish
 
 import mlx_rvqspec as tts
+from mlx_rvqspec.bench.harness import environment
 
 SHORT = ["OK", "5", "Hi", "Yes.", "No.", "Hello.", "Thank you.", "Good morning.", "42", "Stop!"]
 ONES = (

@@ -18,9 +18,10 @@ import mlx_rvqspec  # noqa: F401  isort: skip  before MLX: it brings a good BLAS
 
 import mlx.core as mx
 import numpy as np
-from harness import environment, finish
+from harness import finish
 from mlx.utils import tree_flatten
 
+from mlx_rvqspec.bench.harness import environment
 from mlx_rvqspec.fit import collect
 from mlx_rvqspec.load import load_model, resolve
 from mlx_rvqspec.model import Qwen3TTS

@@ -22,6 +22,7 @@ import typer
 
 from .audio import FORMATS, Player, Write, choose_format, open_file, pipe_writer
 from .cloned_voice import ClonedVoice
+from .commands.bench import bench
 from .commands.convert import convert
 from .commands.fit import fit
 from .commands.shared import (
@@ -268,6 +269,7 @@ def info(model: Model = None, as_json: Json = False) -> None:
 app.command()(fit)
 app.add_typer(voices_app, name="voices")
 app.command()(convert)
+app.command()(bench)
 
 
 @app.callback(invoke_without_command=True)

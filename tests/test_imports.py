@@ -38,8 +38,13 @@ ORDER = [
     {"generate"},
     {"fit.offsets", "fit.grow_tree", "fit.device"},
     {"fit.run"},
+    {"bench.harness", "bench.markdown"},
+    {"bench.frame", "bench.speech"},
+    {"bench.scaling"},
+    {"bench.run"},
     {"commands.shared"},
     {"commands.convert"},
+    {"commands.bench"},
     {"commands.fit", "commands.voices"},
     {"cli"},
 ]
@@ -53,8 +58,12 @@ def local_imports(tree: ast.AST, module: str):
             assert not any(a.name.split(".")[0] == PKG.name for a in node.names), module
         elif isinstance(node, ast.ImportFrom):
             if node.level:
-                base = module.split(".")[: -node.level]
-                yield ".".join([*base, node.module or "?"])
+                parts = [*module.split(".")[: -node.level], *(node.module or "").split(".")]
+                target = ".".join(filter(None, parts))
+                if PKG.joinpath(*target.split(".")).is_dir():  # modules of a subpackage
+                    yield from (f"{target}.{alias.name}" for alias in node.names)
+                else:
+                    yield target
             else:
                 assert node.module.split(".")[0] != PKG.name, module
 

@@ -1,0 +1,118 @@
+"""Measuring: what is counted is right, what is timed is what runs, and the command gives a table and the figures."""
+
+import json
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from conftest import TINY
+from test_rounds_speech import engine as speculating_engine
+from test_rounds_speech import random_drafter
+
+from mlx_rvqspec import cli
+from mlx_rvqspec.bench import frame, harness, markdown, run, speech
+from mlx_rvqspec.fit import collect
+from mlx_rvqspec.load import load_model
+from mlx_rvqspec.spec_decode.drafter import Form
+
+
+def test_launches_are_what_computes():
+    x = mx.ones((4, 4))
+    result = (mx.exp(x.T) @ x).reshape(-1).sum()
+    assert {"Exp", "Matmul", "Sum", "Transpose"} <= set(harness.primitives(result))
+    assert harness.num_launches(result) == 4  # and Full, which made x
+    mx.eval(x)
+    assert harness.num_launches((mx.exp(x.T) @ x).reshape(-1).sum()) == 3
+
+
+def test_sides_take_turns_after_a_warm_up():
+    order = []
+    times = harness.interleave({name: lambda name=name: order.append(name) for name in "ab"}, 3)
+    assert "".join(order) == "ab" + "ababab"
+    assert times["a"]["speedup"] == 1 and times["b"]["min_ms"] <= times["b"]["median_ms"] <= times["b"]["max_ms"]
+
+
+@pytest.mark.parametrize(
+    "arrivals, number, waited",
+    [
+        ([(1.0, 0.5), (1.4, 0.5), (1.9, 0.5)], 0, 0.0),  # each comes before the last one is over
+        ([(1.0, 0.5), (1.7, 0.5), (2.1, 0.5)], 1, 0.2),
+        ([(1.0, 0.5), (2.0, 0.5), (3.0, 0.5)], 2, 1.0),
+    ],
+)
+def test_underruns_are_what_a_listener_waits_for(arrivals, number, waited):
+    found = speech.underruns(arrivals)
+    assert found["underruns"] == number and found["waited_s"] == pytest.approx(waited)
+
+
+def test_the_frame_suite_measures_every_side_on_equal_codes(monkeypatch):
+    monkeypatch.setattr(collect, "MAX_TEXT_FRAMES", 3)
+    model = load_model(TINY)
+    drafter = replace(random_drafter(Form(3, 1, 2, 4, 4, "noise")), fingerprint=model.fingerprint)
+    plan = frame.Plan(("uncompiled",), (4,), 1, 1)
+    suite = frame.frame_suite(model, drafter, ["Hello there."], plan, seed=1)
+    assert list(suite["codes_ms"]) == ["plain uncompiled", "spec 4 uncompiled"]
+    assert suite["spec"]["4"]["codes_per_round"] == pytest.approx(15 / suite["spec"]["4"]["rounds"])
+    assert suite["launches"]["compiled"]["code_decoder"] < suite["launches"]["uncompiled"]["code_decoder"]
+    assert suite["bytes_per_call"]["code_decoder"] < sum(
+        value.nbytes for value in mx.load(str(TINY / "model.safetensors")).values()
+    )
+    rows = markdown.frame(suite).splitlines()
+    assert len(rows) == 2 + 2 + 1 + len(frame.CHUNKS) + 2 and all(row.count("|") == 10 for row in rows[:-2])
+
+
+def test_other_codes_than_plain_decoding_are_no_measurement(monkeypatch):
+    monkeypatch.setattr(collect, "MAX_TEXT_FRAMES", 3)
+    model = load_model(TINY)
+    frames = frame.spoken_frames(model, ["Hello there."], 1, 0)
+    wrong = replace(frames, codes=(frames.codes + 1) % 64)
+    with pytest.raises(AssertionError, match="other codes than plain decoding"):
+        frame.time_codes(model, None, wrong, frame.Plan(("uncompiled",), (), 1, 1))
+
+
+def test_an_advance_that_is_timed_is_the_one_that_runs():
+    """The timed call goes on from its own state: slots fill up as in a run, and the cache does not grow."""
+    advance = frame.Advance(load_model(TINY), "Hello.", mx.zeros((1, 16), dtype=mx.int32), frame.as_it_is, at=100)
+    capacity = advance.state.cache.capacity
+    mx.eval(advance())
+    mx.eval(advance())
+    assert advance.state.cache.num_cached.item() == 102 and advance.state.cache.capacity == capacity
+
+
+def test_speech_is_measured_as_a_listener_has_it():
+    sampling = replace(speculating_engine().sampling, max_frames=6)
+    engine = speculating_engine()
+    engine.sampling = sampling
+    suite = speech.speech_suite(engine, 1.0, repeats=1, seed=0, texts={"short": "Hi."})
+    assert set(suite["warm"]) == {"spec", "plain"} and suite["cold"]["audio_s"] == pytest.approx(0.48)
+    spec, plain = (suite["warm"][way]["short"] for way in ("spec", "plain"))
+    assert spec["codes_per_round"] > plain["codes_per_round"] == 1
+    assert 0 < spec["first_playable_s"] <= spec["total_s"] and spec["finish_reasons"] == ["length"]
+    assert markdown.speech(suite).count("\n") == 4
+
+
+def test_the_command_prints_a_table_and_writes_the_figures(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(collect, "MAX_TEXT_FRAMES", 2)
+    monkeypatch.setattr(speech, "TEXTS", {"short": "Hi."})
+    monkeypatch.setattr(harness, "peak_gb_per_s", lambda: 1.0)
+    monkeypatch.chdir(tmp_path)
+    arguments = [TINY, "--quick", "--suite", "scaling", "-o", "b.json", "-q"]
+    monkeypatch.setattr("sys.argv", ["mlx-tts", "bench", *map(str, arguments)])
+    with pytest.raises(SystemExit) as done:
+        cli.main()
+    out, err = capsys.readouterr()
+    result = json.loads((tmp_path / "b.json").read_text())
+    assert not done.value.code and err == "" and list(result["suites"]) == ["scaling"]
+    assert result["environment"]["blas"] and result["model"]["precision"] == "float32"
+    assert out.startswith("tiny_customvoice, 0b6 custom_voice, float32") and "| slots cached | 100 |" in out
+    batches = result["suites"]["scaling"]["codes_by_batch"]
+    assert list(batches) == ["1", "2", "4", "8"] and all(np.isfinite(time["median_ms"]) for time in batches.values())
+    assert run.SUITES == ("speech", "frame", "scaling")
+
+
+def test_a_suite_that_is_not_there_is_a_usage_fault(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["mlx-tts", "bench", "--suite", "all"])
+    with pytest.raises(SystemExit) as done:
+        cli.main()
+    assert done.value.code == 2 and "expected speech, frame, scaling" in capsys.readouterr().err
