@@ -5,7 +5,7 @@ All sides decode the same frames in turns, in one process; the codes must be equ
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +17,7 @@ from ..prompt import build_prompt, embed_prompt
 from ..spec_decode import frames as drivers
 from ..spec_decode.drafter import Drafter
 from ..spec_decode.rounds import Rounds
-from ..utterance import FrameState, Steps, Utterance
+from ..utterance import FrameState, Line, Steps, Utterance
 from .harness import interleave, num_launches, peak_gb_per_s
 
 Inputs = tuple[mx.array, mx.array, mx.array, mx.array]
@@ -87,7 +87,11 @@ def spec_side(
     pair, form = drafter.trees[num_nodes], model.sampling.rest.form
     proposer = drafter.proposer(model.multi_code_decoder, form, *pair)
     rounds = Rounds(model.multi_code_decoder, proposer, *pair, form, wrap=wrap)
-    return rounds, lambda *inputs: drivers.in_bursts(rounds, *inputs, model.sampling.rest.knobs)
+
+    def decode(hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array) -> drivers.RoundState:
+        return drivers.in_bursts(rounds, hidden, code0, first, noise, model.sampling.rest.knobs)
+
+    return rounds, decode
 
 
 def time_codes(
@@ -146,8 +150,9 @@ class Advance:
         self.steps, self.codes = Steps(model, model.sampling, wrap), codes
         voice = collect.all_voices(model.config)[0]
         prompt = build_prompt(model.config, model.tokenizer, text, voice, model.text_feed)
-        utterance = Utterance(self.steps, *embed_prompt(prompt, model), model.sampling, seed=0)
-        self.state, self.request, self.text = utterance.state, utterance.request, utterance.trailing[-1:]
+        line = Line(*embed_prompt(prompt, model), seed=0, max_frames=1)
+        utterance = Utterance(self.steps, [line], model.sampling)
+        self.state, self.request, self.text = utterance.state, utterance.request, line.trailing[-1:]
         self.frame = mx.array(1, dtype=mx.uint32)
         begin, dtype = utterance.num_slots if at is None else at, self.state.cache.keys[0].dtype
         cache = model.code_decoder.new_cache(1, begin + ROOM, dtype)
@@ -202,7 +207,7 @@ def bytes_read(model: Qwen3TTS) -> dict[str, int]:
     """Weights that a call has to read at least: of the MultiCodeDecoder its layers and one head, of the others all."""
 
     def of(module: Any) -> int:
-        return sum(value.nbytes for _, value in tree_flatten(module.parameters()))
+        return sum(value.nbytes for _, value in cast(Any, tree_flatten(module.parameters())))
 
     code, multi = model.code_decoder, model.multi_code_decoder
     return {

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..config import read_config
 from ..load import resolve
 from ..sampling import MAX_SEED
 from .shared import Dtype, Quiet, progress, usage_faults
@@ -31,6 +32,7 @@ def bench(
     from ..bench.markdown import report  # not needed to speak
     from ..bench.run import SUITES
     from ..bench.run import bench as measure
+    from ..fit.collect import all_voices
 
     with usage_faults():
         for name in suite or ():
@@ -39,6 +41,7 @@ def bench(
         if output and not output.parent.is_dir():
             raise ValueError(f"there is no folder {output.parent}; create it first")
         folder = resolve(model)
+        all_voices(read_config(folder))
     with progress(not quiet) as show:
         result = measure(
             folder, suites=suite or SUITES, dtype=dtype, drafter=drafter, quick=quick, seed=seed, show=show
