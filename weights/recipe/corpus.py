@@ -1,6 +1,6 @@
 """Make the training text and let the teacher voice speak it.
 
-corpus.py texts AUSTEN.txt OUTDIR            OUTDIR/train.tsv, OUTDIR/heldout.tsv (id<TAB>text)
+corpus.py texts AUSTEN.txt OUTDIR            OUTDIR/train.tsv, more.tsv, heldout.tsv (id<TAB>text)
 corpus.py speak TEXTS.tsv OUTDIR [PART/OF]   OUTDIR/<id>.wav (32 kHz) and OUTDIR/<id>.lab
 
 AUSTEN.txt: Rscript -e 'library(janeaustenr); writeLines(austen_books()$text, "AUSTEN.txt")'.
@@ -85,6 +85,18 @@ def titled(rng, sentence):
     return rng.choice([f"{who} said, {sentence[0].lower() + sentence[1:]}", f"This is {who}.", f"Ask {who} about it.", f"{who} is here."])
 
 
+def flat_lists(rng, words, num_lists):
+    """Sentences of unrelated words, each word as often as any other: rare spellings need practice too."""
+    out, queue = [], []
+    for _ in range(num_lists):
+        n = rng.choice([3, 4, 5, 6, 7, 8, 9])
+        while len(queue) < n:
+            queue += rng.sample(words, len(words))
+        s = (", " if rng.random() < 0.15 else " ").join(queue.pop() for _ in range(n))
+        out.append(s[0].upper() + s[1:] + rng.choice("...?!"))
+    return out
+
+
 def texts(austen, out, seed=0, num_top=6000):
     rng = random.Random(seed)
     count = Counter()
@@ -128,6 +140,9 @@ def texts(austen, out, seed=0, num_top=6000):
     rng.shuffle(rows)
     Path(out).mkdir(parents=True, exist_ok=True)
     rng.shuffle(heldout)
+    more = medium[15000:] + rest[4000:14000] + flat_lists(random.Random(seed + 1), [w for w in lexicon if rank[w] < 8000], 6000)
+    rng.shuffle(more)
+    Path(out, "more.tsv").write_text("".join(f"u{i:06d}\t{s}\n" for i, s in enumerate(s for s in more if s not in held)))
     Path(out, "train.tsv").write_text("".join(f"t{i:06d}\t{s}\n" for i, s in enumerate(rows)))
     Path(out, "heldout.tsv").write_text("".join(f"h{i:03d}\t{s}\n" for i, s in enumerate(heldout)))
     print(len(rows), "training texts,", len(heldout), "held out; pool", len(medium), len(long), len(rest))

@@ -4,15 +4,15 @@ import torch
 
 
 def orthogonal(g, steps=5):
-    """Newton-Schulz iteration on a batch of matrices [N, r, c] (Jordan et al., 2024: coefficients of the quintic)."""
+    """Newton-Schulz iteration on a batch of matrices [N, r, c] (Jordan et al., 2024: coefficients of the quintic), in bfloat16 as there."""
     a, b, c = 3.4445, -4.7750, 2.0315
     flip = g.shape[1] > g.shape[2]
-    x = g.mT if flip else g
+    x = (g.mT if flip else g).bfloat16()
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(steps):
         s = x @ x.mT
         x = a * x + (b * s + c * s @ s) @ x
-    return x.mT if flip else x
+    return (x.mT if flip else x).to(g.dtype)
 
 
 class Muon(torch.optim.Optimizer):

@@ -1,6 +1,6 @@
 """Train the CodeDecoder and the MultiCodeDecoder on text and codes.
 
-train_lm.py FIT.pt OUTDIR CODES.pt... --heldout CODES.pt [--steps N] [--seed S] [--smoke]
+train_lm.py FIT.pt OUTDIR CODES.pt... --heldout CODES.pt [--start MODEL.safetensors] [--bf16] [--steps N] [--seed S] [--smoke]
 
 The prompt is the published one, text streams in one token per frame. The frames fed back are damaged on purpose: whole
 frames dropped or foreign, codes 1..15 exchanged for those of another frame with the same code 0, code 0 replaced by the
@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 import spelling
 from codes import edit_distance, phone_labels, phone_string
@@ -237,6 +238,8 @@ def arguments():
     ap.add_argument("--damage", type=float, default=1.0)
     ap.add_argument("--dropout", type=float, default=0.1)
     ap.add_argument("--seed", type=int, default=0)
+    ap.add_argument("--start", help="begin from these exported weights")
+    ap.add_argument("--bf16", action="store_true", help="products in bfloat16: twice as fast where the CPU has it")
     ap.add_argument("--smoke", action="store_true")
     a = ap.parse_args()
     if a.smoke:
@@ -255,6 +258,9 @@ def main():
     held = [c for c in torch.load(a.heldout, weights_only=False).values()][:40]
     if (a.out / "state.pt").exists():
         t.load(a.out / "state.pt")
+    elif a.start:
+        t.net.load_state_dict({k.removeprefix("talker."): v.float() for k, v in load_file(a.start).items()})
+        t.mean = {k: v.clone() for k, v in t.net.state_dict().items()}
     log = open(a.out / "log.txt", "a")
     size = sum(p.numel() for p in t.net.parameters()) / 1e6
     print(f"{size:.2f} M parameters, {len(corpus.codes)} clips, {corpus.num_frames * 0.08 / 3600:.2f} h", file=log, flush=True)
@@ -265,7 +271,8 @@ def main():
             queue = corpus.batches(epoch, a.seed)[skip:]
             skip, epoch = max(0, skip - len(corpus.batches(epoch, a.seed))), epoch + 1
         g = torch.Generator().manual_seed(a.seed * 1_000_003 + t.step)
-        c0, aux, depth, right = t.losses(corpus, queue.pop(0), g)
+        with torch.autocast("cpu", torch.bfloat16, enabled=a.bf16):
+            c0, aux, depth, right = t.losses(corpus, queue.pop(0), g)
         lr = min(1, (t.step + 1) / 50) * min(1.0, max(0.02, 1.25 * (1 - t.step / a.steps)))
         t.update(c0 + 0.3 * aux + 0.5 * depth.mean(), lr)
         cur = torch.tensor([c0.item(), aux.item(), depth.mean().item(), depth[0].item(), depth[1].item(), depth[14].item(), 100 * right.item()])
