@@ -25,10 +25,10 @@ class KVCache(NamedTuple):
 
 
 class FrameCache(NamedTuple):
-    """MultiCodeDecoder keys and values of one frame: [layers, B, kv_heads, slots, head_dim]."""
+    """MultiCodeDecoder keys and values of one frame: per layer [B, kv_heads, slots, head_dim]."""
 
-    keys: mx.array
-    values: mx.array
+    keys: list[mx.array]
+    values: list[mx.array]
 
 
 def round_up(num_slots: int) -> int:
@@ -47,15 +47,23 @@ def grow(cache: KVCache, capacity: int) -> KVCache:
 
 
 class Slots:
-    """One layer's fixed-capacity cache during one call: new rows are written at ``start`` and all slots returned."""
+    """One layer's fixed-capacity cache during one call: new rows are written from ``start`` on, all slots returned.
+
+    start: [] or [1] for all batch rows alike, or [B]. What is written must fit.
+    """
 
     def __init__(self, keys: mx.array, values: mx.array, start: mx.array):
         self.keys, self.values, self.start = keys, values, start
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self.keys = mx.slice_update(self.keys, keys, self.start, [2])
-        self.values = mx.slice_update(self.values, values, self.start, [2])
+        self.keys, self.values = (self._write(*pair) for pair in ((self.keys, keys), (self.values, values)))
         return self.keys, self.values
+
+    def _write(self, slots: mx.array, new: mx.array) -> mx.array:
+        if self.start.size == 1:
+            return mx.slice_update(slots, new, self.start, [2])
+        index = self.start[:, None] + mx.arange(new.shape[2])
+        return mx.put_along_axis(slots, mx.broadcast_to(index[:, None, :, None], new.shape), new, axis=2)
 
 
 class Joined:

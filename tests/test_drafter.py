@@ -67,8 +67,9 @@ def test_candidates_follow_the_formula(form: Form):
     drafter, rng = random_drafter(form), np.random.default_rng(0)
     decoder = model().multi_code_decoder
     D, W = decoder.lm_head.weight.shape[2], decoder.model.codec_embedding.weight.shape[1]
-    state, newest, hidden, first = (rng.normal(size=(3, n)).astype(np.float32) for n in (D, W, W, W))
+    state, hidden, first = (rng.normal(size=(3, n)).astype(np.float32) for n in (D, W, W))
     noise, slots = rng.gumbel(size=(3, 15, 64)).astype(np.float32), [1, 6, 13]
+    newest, tables = np.array([5, 0, 63], dtype=np.int32), np.array(decoder.model.codec_embedding.weight)
     K = form.num_depths
     proposer = drafters.OffsetProposer(drafter, decoder, CHOICE.form, K, K if form.first_size else 0, 4)
     args = [mx.array(x) for x in (state, newest, np.array(slots, dtype=np.int32), noise)]
@@ -77,7 +78,8 @@ def test_candidates_follow_the_formula(form: Form):
     offsets = np.broadcast_to(np.array(drafter.weights["hidden_offset"]), (15, K, D))
     for row, slot in enumerate(slots):
         base = state[row] + offsets[slot - 1]
-        expected = scores_by_formula(drafter, base, slot, noise[row], newest[row] if form.memory_size else None)
+        embedding = tables[(slot - 1) * 64 + newest[row]] if form.memory_size else None
+        expected = scores_by_formula(drafter, base, slot, noise[row], embedding)
         for depth in range(min(K, 15 - slot)):
             assert found[row, depth].tolist() == np.argsort(-expected[depth])[:4].tolist()
     if form.first_size:

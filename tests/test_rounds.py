@@ -230,14 +230,14 @@ def plain_caches(frame: Frames, variant: str = "tiny_customvoice") -> FrameCache
     x = mx.concatenate([frame.hidden[:, None], frame.first[:, None], rest], axis=1)
     caches = [Joined() for _ in decoder.model.layers]
     decoder(x, decoder.at_slots(0, 16), mx.tril(mx.ones((16, 16), dtype=mx.bool_)), caches)
-    return FrameCache(*(mx.stack([cache.rows[part] for cache in caches]) for part in range(2)))
+    return FrameCache(*([cache.rows[part] for cache in caches] for part in range(2)))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_caches_equal_plain_after_every_round(seed: int):
+@pytest.mark.parametrize(("seed", "chain"), [(0, False), (1, False), (2, True)])
+def test_caches_equal_plain_after_every_round(seed: int, chain: bool):
     """Random accept lengths, 30 rows at different slots: more than 500 rounds of a row in all."""
     B, choice = 30, CHOICES[6]
-    frame, tree = batch(B, choice, seed=seed), grown(24, NUM_DEPTHS, 4, seed)
+    frame, tree = batch(B, choice, seed=seed), CHAIN if chain else grown(24, NUM_DEPTHS, 4, seed)
     table = sometimes_right(frame.codes, seed)
     rounds = Rounds(model().multi_code_decoder, Told(table), tree, tree, choice.form, wrap=uncompiled)
     expected = [np.array(x) for x in plain_caches(frame)]
@@ -249,7 +249,6 @@ def test_caches_equal_plain_after_every_round(seed: int):
         for cached, whole in zip(state.cache, expected):
             for b in range(B):
                 np.testing.assert_allclose(np.array(cached)[:, b, :, : slot[b]], whole[:, b, :, : slot[b]], atol=1e-5)
-                assert not np.array(cached)[:, b, :, slot[b] :].any()
         state = rounds.next(state, frame.noise, frame.knobs)
     assert sum(map(len, marks)) > 170
 
@@ -259,7 +258,8 @@ def test_node_logits_equal_the_path_run_alone(slot: int):
     """Every node against one causal pass over slot 0, the known codes and the codes of its own path."""
     decoder, tree, frame = model().multi_code_decoder, grown(20, 3, 4, slot), batch(1, CHOICES[0])
     rounds = Rounds(decoder, Told(always_wrong(frame.codes)), tree, ROOT, CHOICES[0].form, wrap=uncompiled)
-    cache = FrameCache(*(mx.where(rounds.slots[:, None] < slot, x, 0) for x in plain_caches(frame)))
+    known = mx.arange(16)[:, None] < slot
+    cache = FrameCache(*([mx.where(known, x, 0) for x in part] for part in plain_caches(frame)))
     draws = np.random.default_rng(slot).integers(0, V, tree.num_nodes).astype(np.int32)
     draws[0] = int(np.array(frame.codes)[0, slot - 1])
     state = RoundState(cache, mx.array([slot]), frame.codes, mx.zeros((1, 16)), mx.array(draws[None]))

@@ -35,7 +35,7 @@ def ranks_of(model: Qwen3TTS, proposer: Proposer, choice: Choice, frames: Frames
         drafts = []
         for slot in range(1, num_codes):
             slots = mx.full((len(batch),), slot, dtype=mx.int32)
-            drafts.append(proposer.propose(batch.states[:, slot], batch.embedded[:, slot], slots, noise, choice.knobs))
+            drafts.append(proposer.propose(batch.states[:, slot], batch.codes[:, slot], slots, noise, choice.knobs))
         if drafts_first:
             drafts.insert(0, proposer.propose_first(batch.hidden, batch.embedded[:, 0], noise, choice.knobs))
         else:

@@ -107,22 +107,22 @@ class OffsetProposer:
         # row q: the heads of codebooks q+1.., the last one where there are no more
         depths = mx.arange(max(num_depths, num_first_depths))
         self.books = mx.minimum(mx.arange(num_codes + 1)[:, None] + depths, num_codes - 1).astype(mx.uint32)
+        self.memory = mx.zeros((0,))
         if self.form.memory_size:
-            self.memory_in = weights["memory_in"].reshape(-1, weights["memory_in"].shape[-1]).T
+            table = decoder.model.codec_embedding(mx.arange(num_codes * V))
+            self.memory = (table @ weights["memory_in"].swapaxes(-1, -2)).reshape(self.form.num_lags, num_codes, V, -1)
             self.memory_heads = (heads @ weights["memory_out"]).swapaxes(-1, -2)
-            self.memory_table = decoder.model.codec_embedding(mx.arange(num_codes * V)) @ self.memory_in
-            self.first_row = mx.arange(num_codes, dtype=mx.uint32) * V
         if self.form.first_size:
             self.first_in, self.first_out = weights["first_in"].T, weights["first_out"].T
             self.first_offset = weights["first_offset"][:num_first_depths]
+        self.lags = list(self.memory)  # by lag, [15, V, size]: what a code adds to the drafts behind it
         # a table that is still a graph would be computed again in every compiled call that captures it
-        mx.eval([value for value in vars(self).values() if isinstance(value, mx.array)])
+        mx.eval([value for value in vars(self).values() if isinstance(value, mx.array)], self.lags)
 
     def propose(self, state: mx.array, newest: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         """Candidates [B, K, M] int32 for codebooks slot+1..slot+K, best first; see ``rounds.Proposer``."""
         base = state[:, None] + self.offsets[slot - 1]
-        memory = [self._lags(newest[:, None] @ self.memory_in)] if self.form.memory_size else []
-        return self._candidates(base, memory, self.books[slot], noise, knobs)
+        return self._candidates(base, [(slot - 1, newest)], self.books[slot], noise, knobs)
 
     def propose_first(self, hidden: mx.array, first: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         """Candidates [B, K, M] for codebooks 1..K from the inputs of slots 0 and 1."""
@@ -132,9 +132,9 @@ class OffsetProposer:
         return self._candidates(base, [], books, noise, knobs)
 
     def _candidates(
-        self, base: mx.array, memory: list[list[mx.array]], books: mx.array, noise: mx.array, knobs: mx.array
+        self, base: mx.array, known: list[tuple[mx.array, mx.array]], books: mx.array, noise: mx.array, knobs: mx.array
     ) -> mx.array:
-        """base: [B, K, D] draft states without memory; memory: what each known code leaves, see ``_lags``."""
+        """base: [B, K, D] draft states without memory; known: (table, code) [B] each of the codes before the drafts."""
         K = base.shape[1]
         books = books[:, :K]
         logits = self.lm_head(base[:, :, None], books)[:, :, 0].astype(mx.float32)
@@ -142,20 +142,17 @@ class OffsetProposer:
         if not self.form.memory_size:
             return self._best(scores)
         # All but what is remembered is done for all depths at once, the filter included. What is left is a chain.
-        rows, starts = list(mx.split(scores, K, axis=1)), mx.split(self.first_row[books], K, axis=1)
+        rows = [row[:, 0] for row in mx.split(scores, K, axis=1)]
         for depth, book in enumerate(mx.split(books, K, axis=1)):
-            if memory:
-                lags = zip(range(self.form.num_lags), reversed(memory))
-                recalled = reduce(mx.add, (past[lag] for lag, past in lags))
-                rows[depth] = rows[depth] + gathered_matmul(recalled, self.memory_heads, book[:, 0])
-            if depth + 1 < K:
-                guess = mx.argmax(rows[depth], axis=-1) + starts[depth]
-                memory = [*memory, self._lags(self.memory_table[guess])]
-        return self._best(mx.concatenate(rows, axis=1))
-
-    def _lags(self, memory: mx.array) -> list[mx.array]:
-        """What a code adds to the drafts behind it, by how far: [B, 1, lags x size] in parts."""
-        return list(mx.split(memory, self.form.num_lags, axis=-1))
+            book = book[:, 0]
+            if known:
+                recalled = reduce(mx.add, (table[pair] for table, pair in zip(self.lags, reversed(known))))
+                rows[depth] = rows[depth] + gathered_matmul(recalled[:, None], self.memory_heads, book)[:, 0]
+            if depth + 1 < K or self.num_candidates == 1:
+                known = [*known, (book, mx.argmax(rows[depth], axis=-1))]
+        if self.num_candidates == 1:
+            return mx.stack([guess for _, guess in known[-K:]], axis=1)[..., None].astype(mx.int32)
+        return self._best(mx.stack(rows, axis=1))
 
     def _scores(self, logits: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         if self.form.ranking == "probability":

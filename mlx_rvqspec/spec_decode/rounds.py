@@ -8,13 +8,14 @@ A round is a function of arrays whose shapes never change and is compiled once; 
 and a row that is done commits nothing. Rows past the last slot are clipped onto it and never accepted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
 
-from ..cache import FrameCache, Joined
+from ..cache import FrameCache, Joined, Slots
+from ..layers import LayerCache
 from ..multi_code_decoder import MultiCodeDecoder
 from ..sampling import choose
 from .tree import Tree
@@ -30,8 +31,7 @@ class Proposer(Protocol):
     def propose(self, state: mx.array, newest: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         """Drafts of codes slot+1..slot+K.
 
-        state: [B, D] of slot ``slot``, from which code ``slot`` was chosen; newest: [B, talker width], the embedding
-        of that code; slot: [B] int32.
+        state: [B, D] of slot ``slot``, from which code ``slot`` was chosen; newest: [B] int32 that code; slot: [B].
         """
         ...
 
@@ -46,7 +46,7 @@ class Proposer(Protocol):
 class RoundState(NamedTuple):
     """A frame between two rounds, all on the device."""
 
-    cache: FrameCache  # one slot per code of the frame; zeros from ``slot`` on
+    cache: FrameCache  # what stands from ``slot`` on is not looked at
     slot: mx.array  # [B] int32: the root's slot, also how many slots are cached and codes known; 16 when done
     codes: mx.array  # [B, 16] int32; -1 where the logits were not finite
     origin: mx.array  # [B, 16] int32: the node a code was drafted as, see Rounds.depth; depth 0: the decoder's own
@@ -77,14 +77,19 @@ class Rows:
         """Node codes [B, N] of a root [B] and candidates [B, K, M]."""
         tree, (B, K, M) = self.tree, candidates.shape
         assert K >= tree.num_depths and M >= max(tree.num_candidates), f"{K} x {M} candidates do not cover the tree"
-        index = mx.array((tree.depth[1:] - 1) * M + tree.rank[1:])
-        drafted = mx.take(candidates.reshape(B, -1), index, axis=1).astype(mx.int32)
-        return mx.concatenate([root[:, None], drafted], axis=1)
+        if tree.is_chain:
+            drafted = candidates[:, : tree.num_depths, 0]
+        else:
+            index = mx.array((tree.depth[1:] - 1) * M + tree.rank[1:])
+            drafted = mx.take(candidates.reshape(B, -1), index, axis=1)
+        return mx.concatenate([root[:, None], drafted.astype(mx.int32)], axis=1)
 
 
 class Rounds:
     """The first and the following rounds of a frame for one model, proposer, pair of trees and form of sampling.
 
+    A tree with branches keeps its rows' keys beside the cache until it is known which are right. A chain writes them
+    into the cache at once: wrong ones stand behind the newest slot and are overwritten by the next round.
     first_tree: of the first round, which also feeds slot 0; ``Tree(())`` where nothing is drafted that early.
     depth, rank: tables for ``RoundState.origin``, tree nodes first, then first_tree's.
     wrap: ``mx.compile``, or the identity for the oracle.
@@ -105,8 +110,10 @@ class Rounds:
         self.depth = np.concatenate([tree.depth, first_tree.depth])
         self.rank = np.concatenate([tree.rank, first_tree.rank])
         self.num_slots, self.num_entries = model.num_codes + 1, model.num_entries
+        # a frame that is done may run again, from slot 16 on
+        self.capacity = self.num_slots + (tree.num_nodes if tree.is_chain else 0)
         self.cos, self.sin = (table[0, 0] for table in model.at_slots(0, self.num_slots))
-        self.slots = mx.arange(self.num_slots)
+        self.slots = mx.arange(self.capacity)
         mx.eval(self.cos, self.sin, self.slots)  # a captured graph would be computed again in every call
         self._first_call, self._next_call = wrap(self._first), wrap(self._next)
 
@@ -126,36 +133,51 @@ class Rounds:
         x, nodes = mx.stack([hidden, first], axis=1), code0[:, None]
         if rows.num_nodes > 1:
             nodes = rows.lay(code0, self.proposer.propose_first(hidden, first, noise, knobs))
-            x = mx.concatenate([x, self._embed(nodes, self._slots(rows, slot))[:, 1:]], axis=1)
+            drafted = nodes[:, 1:] + self._first_row(slot[:, None] + rows.depth[1:])
+            x = mx.concatenate([x, self.model.model.codec_embedding(drafted)], axis=1)
         slots = mx.pad(self._slots(rows, slot), [(0, 0), (1, 0)])
-        states, new = self._run(x, slots, rows.after_slot_0, [Joined() for _ in self.model.model.layers])
-        room = [(0, 0)] * 3 + [(0, self.num_slots - 1), (0, 0)]
-        cache = FrameCache(*(mx.pad(x[..., :1, :], room) for x in new))
-        new = FrameCache(*(x[..., 1:, :] for x in new))
+        caches = [Joined() for _ in self.model.model.layers]
+        states = self._run(x, slots, rows.after_slot_0, caches)
         codes = mx.pad(code0[:, None], [(0, 0), (0, self.num_slots - 1)])
+        # slot 0 is always kept, and all rows of a chain
+        num_kept = min(1 + rows.num_nodes, self.capacity) if rows.tree.is_chain else 1
+        room = [(0, 0), (0, 0), (0, self.capacity - num_kept), (0, 0)]
+        parts = zip(*(cache.new for cache in caches))
+        cache = FrameCache(*([mx.pad(x[:, :, :num_kept], room) for x in part] for part in parts))
         state = RoundState(cache, slot, codes, mx.zeros_like(codes), nodes)
+        new = None if rows.tree.is_chain else [tuple(x[:, :, 1:] for x in cache.new) for cache in caches]
         return self._settle(rows, state, states[:, 1:], new, noise, knobs)
 
     def _next(self, state: RoundState, noise: mx.array, knobs: mx.array) -> RoundState:
-        state, rows = named(state), self.rows
-        states, new = self.verify(state)
-        return self._settle(rows, state, states, new, noise, knobs)
+        state = named(state)
+        states, state, new = self.verify(state)
+        return self._settle(self.rows, state, states, new, noise, knobs)
 
-    def verify(self, state: RoundState) -> tuple[mx.array, FrameCache]:
-        """States [B, N, D] of all tree rows in one pass, and their keys and values.
+    def verify(self, state: RoundState) -> tuple[mx.array, RoundState, list[tuple[mx.array, mx.array]] | None]:
+        """States [B, N, D] of all tree rows in one pass; a chain's rows are in the cache then, others' are returned.
 
         A row sees the cached slots, itself and its ancestors, and is rotated by its slot, not by its row number.
         """
-        rows, (B, N) = self.rows, state.nodes.shape
-        slots = self._slots(rows, state.slot)
-        cached = mx.broadcast_to((self.slots < state.slot[:, None])[:, None], (B, N, self.num_slots))
+        rows, slot, (B, N) = self.rows, state.slot[:, None], state.nodes.shape
+        x = self.model.model.codec_embedding(state.nodes + self._first_row(slot + rows.depth))
+        pairs = zip(*state.cache)
+        if rows.tree.is_chain:
+            seen = self.slots <= (slot + rows.depth)[..., None]
+            written = [Slots(*pair, state.slot) for pair in pairs]
+            states = self._run(x, self._slots(rows, state.slot), seen[:, None], written)
+            cache = FrameCache([cache.keys for cache in written], [cache.values for cache in written])
+            return states, state._replace(cache=cache), None
+        cached = mx.broadcast_to((self.slots < slot)[:, None], (B, N, self.capacity))
         seen = mx.concatenate([cached, mx.broadcast_to(rows.ancestors, (B, N, N))], axis=2)
-        caches = [Joined(past) for past in zip(*state.cache)]
-        return self._run(self._embed(state.nodes, slots), slots, seen[:, None], caches)
+        joined = [Joined(pair) for pair in pairs]
+        states = self._run(x, self._slots(rows, state.slot), seen[:, None], joined)
+        return states, state, [cache.new for cache in joined]
 
     def logits(self, rows: Rows, states: mx.array, slot: mx.array) -> tuple[mx.array, mx.array]:
         """Logits [B, N, V], each row through its depth's head, and these heads [B, K+1], one per depth."""
         heads = mx.minimum(slot[:, None] + rows.depths, self.num_slots - 1) - 1
+        if rows.tree.is_chain:
+            return self.model.lm_head(states[:, :, None], heads)[:, :, 0], heads
         parts = [self.model.lm_head(states[:, a:b], heads[:, d]) for d, (a, b) in enumerate(rows.spans)]
         return mx.concatenate(parts, axis=1), heads
 
@@ -163,46 +185,46 @@ class Rounds:
         """[B, N], clipped to the last slot."""
         return mx.minimum(slot[:, None] + rows.depth, self.num_slots - 1)
 
-    def _embed(self, codes: mx.array, slots: mx.array) -> mx.array:
-        """Embeddings of the codes [B, n] of codebooks 1.. that are fed at slots [B, n]."""
-        return self.model.embed(codes, (slots - 2) * self.num_entries)
+    def _first_row(self, slots: mx.array) -> mx.array:
+        """Where the table of the code that is fed at a slot begins."""
+        return (mx.minimum(slots, self.num_slots - 1) - 2) * self.num_entries
 
-    def _run(self, x: mx.array, slots: mx.array, seen: mx.array, caches: list[Joined]) -> tuple[mx.array, FrameCache]:
+    def _run(self, x: mx.array, slots: mx.array, seen: mx.array, caches: Sequence[LayerCache]) -> mx.array:
         position = self.cos[slots][:, None], self.sin[slots][:, None]
-        states = self.model(x, position, seen, caches)
-        keys, values = (mx.stack([cache.new[part] for cache in caches]) for part in range(2))
-        return states, FrameCache(keys, values)
+        return self.model(x, position, seen, caches)
 
     def _settle(
-        self, rows: Rows, state: RoundState, states: mx.array, new: FrameCache, noise: mx.array, knobs: mx.array
+        self,
+        rows: Rows,
+        state: RoundState,
+        states: mx.array,
+        new: list[tuple[mx.array, mx.array]] | None,
+        noise: mx.array,
+        knobs: mx.array,
     ) -> RoundState:
-        """Accept, commit and draft once the tree rows have run: states [B, N, D], new keys and values of N rows."""
+        """Accept, commit and draft once the tree rows have run: states [B, N, D]; new: see ``verify``."""
         logits, heads = self.logits(rows, states, state.slot)
-        row_noise = mx.take(mx.take_along_axis(noise, heads[..., None], axis=1), rows.depth, axis=1)
+        row_noise = mx.take_along_axis(noise, heads[..., None], axis=1)
+        if not rows.tree.is_chain:
+            row_noise = mx.take(row_noise, rows.depth, axis=1)
         targets = choose(logits, row_noise, self.form, knobs)
         # no node has code -1: what is not finite ends the path and is committed as -1, as in plain decoding
-        targets = mx.where(mx.isfinite(logits.astype(mx.float32)).all(axis=-1), targets, -1)
+        targets = mx.where(mx.isfinite(logits.astype(mx.float32).sum(axis=-1)), targets, -1)
         last, num_committed = accept(rows, state.nodes, targets, self.num_slots - state.slot)
         state = self._commit(rows, state, targets, new, last, num_committed)
-        newest = mx.take_along_axis(targets, last[:, None], axis=1)
+        newest = mx.take_along_axis(targets, last[:, None], axis=1)[:, 0]
         if self.rows.num_nodes == 1:
-            return state._replace(nodes=newest)
-        slot = state.slot - 1
-        candidates = self.proposer.propose(
-            mx.take_along_axis(states, last[:, None, None], axis=1)[:, 0],
-            self._embed(newest, slot[:, None] + 1)[:, 0],
-            slot,
-            noise,
-            knobs,
-        )
-        return state._replace(nodes=self.rows.lay(newest[:, 0], candidates))
+            return state._replace(nodes=newest[:, None])
+        chosen_from = mx.take_along_axis(states, last[:, None, None], axis=1)[:, 0]
+        candidates = self.proposer.propose(chosen_from, newest, state.slot - 1, noise, knobs)
+        return state._replace(nodes=self.rows.lay(newest, candidates))
 
     def _commit(
         self,
         rows: Rows,
         state: RoundState,
         targets: mx.array,
-        new: FrameCache,
+        new: list[tuple[mx.array, mx.array]] | None,
         last: mx.array,
         num_committed: mx.array,
     ) -> RoundState:
@@ -212,20 +234,31 @@ class Rounds:
         """
         step = self.slots - state.slot[:, None]
         fresh = (step >= 0) & (step < num_committed[:, None])
-        step = mx.clip(step, 0, rows.most - 1)
-        path = rows.paths[last]
-        row = mx.take_along_axis(path, step, axis=1)
-        codes = mx.where(fresh, mx.take_along_axis(targets, row, axis=1), state.codes)
-        drafted_as = mx.take_along_axis(path, step + 1, axis=1) + rows.first_node
-        row, at = row[None, :, None, :, None], fresh[None, :, None, :, None]
-        cache = [mx.where(at, mx.take_along_axis(x, row, axis=3), old) for x, old in zip(new, state.cache)]
+        row = mx.clip(step, 0, rows.most - 1)
+        following, cache = mx.where(row < last[:, None], row + 1, 0), state.cache
+        if new is not None:
+            path = rows.paths[last]
+            following, row = (mx.take_along_axis(path, index, axis=1) for index in (row + 1, row))
+            cache = self._keep(cache, new, row, fresh)
+        codes_row, codes_fresh = row[:, : self.num_slots], fresh[:, : self.num_slots]
         return RoundState(
-            cache=FrameCache(*cache),
+            cache=cache,
             slot=state.slot + num_committed,
-            codes=codes,
-            origin=mx.where(fresh, drafted_as, state.origin),
+            codes=mx.where(codes_fresh, mx.take_along_axis(targets, codes_row, axis=1), state.codes),
+            origin=mx.where(codes_fresh, following[:, : self.num_slots] + rows.first_node, state.origin),
             nodes=state.nodes,
         )
+
+    def _keep(
+        self, cache: FrameCache, new: list[tuple[mx.array, mx.array]], row: mx.array, fresh: mx.array
+    ) -> FrameCache:
+        """The cache with rows ``row`` [B, capacity] of the new keys and values where ``fresh``; layers go together."""
+        row, fresh = row[None, :, None, :, None], fresh[None, :, None, :, None]
+        parts = []
+        for old, rows in zip(cache, zip(*new)):
+            joined = mx.where(fresh, mx.take_along_axis(mx.stack(rows), row, axis=3), mx.stack(old))
+            parts.append(list(joined))
+        return FrameCache(*parts)
 
 
 def accept(rows: Rows, nodes: mx.array, targets: mx.array, num_left: mx.array) -> tuple[mx.array, mx.array]:

@@ -50,6 +50,11 @@ class Tree:
         """K, the depth of the deepest node."""
         return len(self.paths[-1]) if self.paths else 0
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether every node has at most one child, so that node i is at depth i."""
+        return self.num_nodes == self.num_depths + 1
+
     @cached_property
     def depth(self) -> np.ndarray:
         """[N] int32."""
