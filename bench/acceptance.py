@@ -61,8 +61,8 @@ class MedusaProposer(OffsetProposer):
         self.blocks = weights
 
     def propose(self, state: mx.array, newest: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
-        inner = mx.einsum("bd,ked->bke", state, self.blocks["linear"]) + self.blocks["bias"]
-        return self._candidates(state[:, None] + nn.silu(inner), [], self.books[slot], noise, knobs)
+        inner = mx.einsum("bd,ked->bke", state[:, 0], self.blocks["linear"]) + self.blocks["bias"]
+        return self._candidates(state + nn.silu(inner), [], slot, noise, knobs)
 
 
 def medusa_drafts(weights: offsets.Weights, frames: collect.Frames) -> Iterator[tuple[int, mx.array]]:

@@ -9,7 +9,7 @@ import mlx.nn as nn
 
 from .cache import KVCache, Slots, round_up
 from .config import CodeDecoderConfig
-from .layers import DecoderLayer, rotary
+from .layers import DecoderLayer, Linear, rotary
 
 
 class CodeDecoderModel(nn.Module):
@@ -24,8 +24,8 @@ class CodeDecoderModel(nn.Module):
 class TextProjection(nn.Module):
     def __init__(self, config: CodeDecoderConfig):
         super().__init__()
-        self.linear_fc1 = nn.Linear(config.text_hidden_size, config.text_hidden_size)
-        self.linear_fc2 = nn.Linear(config.text_hidden_size, config.hidden_size)
+        self.linear_fc1 = Linear(config.text_hidden_size, config.text_hidden_size)
+        self.linear_fc2 = Linear(config.text_hidden_size, config.hidden_size)
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.linear_fc2(nn.silu(self.linear_fc1(x)))
@@ -37,7 +37,7 @@ class CodeDecoder(nn.Module):
         self._config = config
         self.model = CodeDecoderModel(config)
         self.text_projection = TextProjection(config)
-        self.codec_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.codec_head = Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def embed_text(self, ids: mx.array) -> mx.array:
         """ids [B, T] -> [B, T, D]."""
@@ -60,14 +60,15 @@ class CodeDecoder(nn.Module):
         x: [B, T, D] input embeddings, rows padded on the left; num_pads: [B] int32. Positions count from the
         first row that is no padding, and padding is never looked at.
         """
-        T = x.shape[1]
+        B, T, D = x.shape
         index = cache.num_cached + mx.arange(T)
         position = rotary(index - num_pads[:, None], self._config.head_dim, self._config.rope_theta)
         slots = mx.arange(cache.capacity)
         mask = (slots <= index[:, None]) & (slots >= num_pads[:, None, None])
         mask = mask | (slots == index[:, None])  # a padding row sees itself: an empty softmax would be NaN
+        x = x.reshape(-1, D)
         layer_caches = [Slots(k, v, cache.num_cached) for k, v in zip(cache.keys, cache.values)]
         for layer, layer_cache in zip(self.model.layers, layer_caches):
             x = layer(x, position, mask[:, None], layer_cache)
         keys, values = [c.keys for c in layer_caches], [c.values for c in layer_caches]
-        return self.model.norm(x), KVCache(keys, values, cache.num_cached + T)
+        return self.model.norm(x).reshape(B, T, D), KVCache(keys, values, cache.num_cached + T)

@@ -4,12 +4,16 @@ Pre-norm, grouped-query attention with an RMSNorm per head on queries and keys b
 biases. Upstream's multimodal rotary has three equal position rows here, so it is the plain half-split rotary.
 """
 
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
 
 from .config import TransformerConfig
+
+SMALL_MATRIX = 100**3 // 2  # numbers; see ``Linear``
 
 
 class LayerCache(Protocol):
@@ -42,7 +46,37 @@ def gathered_matmul(x: mx.array, matrices: mx.array, index: mx.array) -> mx.arra
     """
     if x.dtype != mx.float32 and mx.default_device() == mx.Device(mx.cpu):
         return x @ matrices[index]
-    return mx.gather_mm(x, matrices, rhs_indices=index)
+    each = mx.array(np.arange(index.size, dtype=np.uint32).reshape(index.shape))  # a constant of the compiled graph
+    return mx.gather_mm(x, matrices, each, index)
+
+
+class Linear(nn.Linear):
+    """nn.Linear that can keep its matrix as it is multiplied instead of turning it in every call."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        matrix = self["_matrix"] if "_matrix" in self else self.weight.T
+        return mx.addmm(self.bias, x, matrix) if "bias" in self else x @ matrix
+
+    def lay_out(self) -> None:
+        """Keep the matrix as it is multiplied; weights that are set later are not seen.
+
+        Small float32 ones are also turned round in memory on the CPU: in that layout OpenBLAS multiplies a few rows
+        (up to 100^3 products) without packing the matrix anew in every call, so 4 rows cost what one does; in the
+        other its limit is 1,200 results (sgemm_small_kernel_permit_skylakex.c, 0.3.31).
+        """
+        self._matrix = self.weight.T
+        on_cpu = mx.default_device() == mx.Device(mx.cpu)
+        if on_cpu and self.weight.dtype == mx.float32 and self.weight.size <= SMALL_MATRIX:
+            self._matrix = mx.contiguous(self._matrix)
+            self.weight = self._matrix.T
+
+
+def lay_out(module: nn.Module) -> None:
+    """Prepare loaded weights for being used again and again; shapes and values stay. Changes ``module``."""
+    for _, leaf in cast(Any, tree_flatten(module.leaf_modules(), is_leaf=nn.Module.is_module)):
+        if hasattr(leaf, "lay_out"):
+            leaf.lay_out()
+            mx.eval([value for value in leaf.values() if isinstance(value, mx.array)])
 
 
 class Attention(nn.Module):
@@ -51,32 +85,32 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim, self.scale = config.head_dim, config.head_dim**-0.5
         width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.q_proj = Linear(config.hidden_size, width, bias=False)
+        self.k_proj = Linear(config.hidden_size, kv_width, bias=False)
+        self.v_proj = Linear(config.hidden_size, kv_width, bias=False)
+        self.o_proj = Linear(width, config.hidden_size, bias=False)
         self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
 
     def __call__(
         self, x: mx.array, position: tuple[mx.array, mx.array], mask: mx.array | None, cache: LayerCache
     ) -> mx.array:
-        B, T, _ = x.shape
-        q = self.q_norm(self.q_proj(x).reshape(B, T, self.num_heads, -1)).swapaxes(1, 2)
-        k = self.k_norm(self.k_proj(x).reshape(B, T, self.num_kv_heads, -1)).swapaxes(1, 2)
-        v = self.v_proj(x).reshape(B, T, self.num_kv_heads, -1).swapaxes(1, 2)
+        T, rows = position[0].shape[2], x.shape[0]
+        q = self.q_norm(self.q_proj(x).reshape(-1, T, self.num_heads, self.head_dim)).swapaxes(1, 2)
+        k = self.k_norm(self.k_proj(x).reshape(-1, T, self.num_kv_heads, self.head_dim)).swapaxes(1, 2)
+        v = self.v_proj(x).reshape(-1, T, self.num_kv_heads, self.head_dim).swapaxes(1, 2)
         q, k = rotate(q, *position), rotate(k, *position)
         k, v = cache.update_and_fetch(k, v)
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.scale, mask=mask)
-        return self.o_proj(out.swapaxes(1, 2).reshape(B, T, -1))
+        return self.o_proj(out.swapaxes(1, 2).reshape(rows, -1))
 
 
 class MLP(nn.Module):
     def __init__(self, hidden_size: int, intermediate_size: int):
         super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.gate_proj = Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -93,6 +127,9 @@ class DecoderLayer(nn.Module):
     def __call__(
         self, x: mx.array, position: tuple[mx.array, mx.array], mask: mx.array | None, cache: LayerCache
     ) -> mx.array:
-        """x: [B, T, D]; mask: boolean, broadcast to [B, H, T, keys], true where a row may look; None: at all keys."""
+        """States [B T, D] after the layer, of x [B T, D]: with two axes no product has to change shapes.
+
+        mask: boolean, broadcast to [B, H, T, keys], true where a row may look; None: at all keys.
+        """
         x = x + self.self_attn(self.input_layernorm(x), position, mask, cache)
         return x + self.mlp(self.post_attention_layernorm(x))

@@ -14,6 +14,7 @@ import mlx.nn as nn
 
 from .code_decoder import CodeDecoder
 from .config import ModelConfig, ModelError, read_config, read_json
+from .layers import lay_out
 from .model import Qwen3TTS
 from .multi_code_decoder import MultiCodeDecoder, stack_codebooks
 from .quantisation import adapt, check_packing, label, level, quantise, table_of
@@ -133,6 +134,7 @@ def _fill(module: nn.Module, weights: dict[str, mx.array], dtype: mx.Dtype, wher
         message = " ".join(str(error).split())  # it lists every tensor
         raise ModelError(f"{where}: {message if len(message) < 300 else message[:300] + '...'}") from None
     module.eval()
+    lay_out(module)
     mx.eval(module.parameters())
 
 

@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from .cache import Joined
 from .config import CodeDecoderConfig, MultiCodeDecoderConfig
-from .layers import DecoderLayer, LayerCache, gathered_matmul, rotary
+from .layers import DecoderLayer, LayerCache, Linear, gathered_matmul, rotary
 from .sampling import choose
 
 
@@ -25,7 +25,12 @@ class Heads(nn.Module):
 
     def __call__(self, states: mx.array, head: mx.array) -> mx.array:
         """Logits [..., n, V] of states [..., n, D], those of row i through head[i]; head: [...] integers."""
-        return gathered_matmul(states, self.weight.swapaxes(-1, -2), head)
+        matrices = self["_matrices"] if "_matrices" in self else self.weight.swapaxes(-1, -2)
+        return gathered_matmul(states, matrices, head)
+
+    def lay_out(self) -> None:
+        """As ``layers.lay_out``: keep the matrices as they are multiplied."""
+        self._matrices = self.weight.swapaxes(-1, -2)
 
     def numbers(self) -> mx.array:
         """All heads [15, V, D]."""
@@ -68,7 +73,7 @@ class MultiCodeDecoder(nn.Module):
         self.model = MultiCodeDecoderModel(config, talker.hidden_size)
         self.lm_head = Heads(self.num_codes, config.hidden_size, config.vocab_size)
         if talker.hidden_size != config.hidden_size:
-            self.small_to_mtp_projection = nn.Linear(talker.hidden_size, config.hidden_size)
+            self.small_to_mtp_projection = Linear(talker.hidden_size, config.hidden_size)
         # Tables, not numbers: a number that changes with the slot would be baked into a kernel of its own.
         self._first_row = mx.arange(self.num_codes) * config.vocab_size
         self._rotary = rotary(mx.arange(config.num_code_groups)[None], config.head_dim, config.rope_theta)
@@ -94,11 +99,13 @@ class MultiCodeDecoder(nn.Module):
         caches: Sequence[LayerCache],
     ) -> mx.array:
         """States after the final norm [B, n, D] of input rows x [B, n, talker width]."""
+        B, n, D = x.shape
+        x = x.reshape(-1, D)
         if "small_to_mtp_projection" in self:
             x = self.small_to_mtp_projection(x)
         for layer, cache in zip(self.model.layers, caches):
             x = layer(x, position, mask, cache)
-        return self.model.norm(x)
+        return self.model.norm(x).reshape(B, n, -1)
 
     def prefill(self, hidden: mx.array, first: mx.array) -> tuple[mx.array, list[Joined]]:
         """State of slot 1 [B, 1, D] and the caches of slots 0 and 1.

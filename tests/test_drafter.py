@@ -72,7 +72,7 @@ def test_candidates_follow_the_formula(form: Form):
     newest, tables = np.array([5, 0, 63], dtype=np.int32), np.array(decoder.model.codec_embedding.weight)
     K = form.num_depths
     proposer = drafters.OffsetProposer(drafter, decoder, CHOICE.form, K, K if form.first_size else 0, 4)
-    args = [mx.array(x) for x in (state, newest, np.array(slots, dtype=np.int32), noise)]
+    args = [mx.array(x) for x in (state[:, None], newest[:, None], np.array(slots, dtype=np.int32)[:, None], noise)]
     found = np.array(proposer.propose(*args, CHOICE.knobs))
     assert found.shape == (3, K, 4)
     offsets = np.broadcast_to(np.array(drafter.weights["hidden_offset"]), (15, K, D))

@@ -116,10 +116,10 @@ def test_drafts_are_those_of_the_proposer_when_its_guesses_are_right(slot: int):
     noise = 100.0 * (mx.arange(64) == frames.codes[:, 1:, None])  # makes every true code the guess
     proposer = drafters.OffsetProposer(drafter, decoder, (0, False), K, K, 2)
     found = []
-    proposer._best = lambda scores: found.append(scores - knobs[0] * noise[:, slot : slot + K])
+    proposer._best = lambda scores: found.append(scores[:, :, 0] - knobs[0] * noise[:, slot : slot + K])
     if slot:
-        slots = mx.full((2,), slot, dtype=mx.int32)
-        proposer.propose(frames.states[:, slot], frames.codes[:, slot], slots, noise, knobs)
+        here, slots = slice(slot, slot + 1), mx.full((2, 1), slot, dtype=mx.int32)
+        proposer.propose(frames.states[:, here], frames.codes[:, here], slots, noise, knobs)
     else:
         proposer.propose_first(frames.hidden, frames.embedded[:, 0], noise, knobs)
     drafts = list(offsets.offset_drafts(FORM, dict(drafter.weights), frames))

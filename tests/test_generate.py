@@ -14,6 +14,7 @@ import pytest
 
 from mlx_rvqspec import cache
 from mlx_rvqspec.generate import Engine, load
+from mlx_rvqspec.layers import lay_out
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.prompt import build_prompt, choose_voice, embed_prompt
 from mlx_rvqspec.sampling import Sampling
@@ -160,6 +161,7 @@ def test_values_that_are_not_finite_name_their_frame(part: str, factor: float) -
     decoder, head = part.split(".")
     module = getattr(getattr(broken._model, decoder), head)
     module.weight = module.weight * factor
+    lay_out(getattr(broken._model, decoder))
     mx.eval(module.weight)  # here: an array is evaluated in the thread that made it
     with pytest.raises(GenerationError, match="frame 0"):
         broken.speak(TEXT, speaker="ryan", seed=1, sampling=SHORT)

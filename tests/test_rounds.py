@@ -80,7 +80,7 @@ class Told:
 
     def propose(self, state, newest, slot, noise, knobs):
         self.num_traces += 1
-        index = slot[:, None] + 1 + mx.arange(self.num_depths)
+        index = slot + 1 + mx.arange(self.num_depths)
         return mx.take_along_axis(self.table, index[..., None], axis=1)
 
     def propose_first(self, hidden, first, noise, knobs):
@@ -244,7 +244,7 @@ def test_caches_equal_plain_after_every_round(seed: int, chain: bool):
     marks = [walk(*row, tree, tree) for row in zip(np.array(frame.codes), table)]
     state = rounds.first(*frame.inputs)
     for i in range(max(map(len, marks))):
-        slot = np.array(state.slot)
+        slot = np.array(state.slot)[:, 0]
         assert slot.tolist() == [mark[min(i, len(mark) - 1)] for mark in marks]
         for cached, whole in zip(state.cache, expected):
             for b in range(B):
@@ -262,7 +262,7 @@ def test_node_logits_equal_the_path_run_alone(slot: int):
     cache = FrameCache(*([mx.where(known, x, 0) for x in part] for part in plain_caches(frame)))
     draws = np.random.default_rng(slot).integers(0, V, tree.num_nodes).astype(np.int32)
     draws[0] = int(np.array(frame.codes)[0, slot - 1])
-    state = RoundState(cache, mx.array([slot]), frame.codes, mx.zeros((1, 16)), mx.array(draws[None]))
+    state = RoundState(cache, mx.array([[slot]]), frame.codes, mx.zeros((1, 16)), mx.array(draws[None]))
     logits, _ = rounds.logits(rounds.rows, rounds.verify(state)[0], state.slot)
     for node in range(tree.num_nodes):
         end = slot + int(tree.depth[node])

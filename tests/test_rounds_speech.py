@@ -10,6 +10,7 @@ import pytest
 from test_tree import grown
 
 from mlx_rvqspec.generate import Engine, Speech, load, owner
+from mlx_rvqspec.layers import lay_out
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.sampling import Sampling
 from mlx_rvqspec.spec_decode.drafter import Drafter, Form
@@ -134,6 +135,7 @@ def test_values_that_are_not_finite_are_reported():
         model = load_model(GOLDEN)
         head = model.multi_code_decoder.lm_head
         head.weight = mx.where(mx.arange(15)[:, None, None] == 6, mx.nan, head.weight)
+        lay_out(model.multi_code_decoder)
         return Engine(model, uncompiled, drafter=random_drafter(Form(3, 1, 2, 4, 4, "noise")), num_nodes=16)
 
     with pytest.raises(GenerationError, match="frame 0"):

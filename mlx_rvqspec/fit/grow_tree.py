@@ -16,7 +16,8 @@ from ..spec_decode.rounds import Proposer
 from ..spec_decode.tree import Tree
 from .collect import Frames, noise_of
 
-NUM_NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+NUM_NODES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+CHAIN_SAVES = 1.1  # a chain's round costs this much less than that of a tree with branches (``rounds.Rounds``)
 MAX_RANK = 64  # more siblings than this in a tree of 64 rows would be a bad drafter
 MISS = MAX_RANK
 
@@ -34,8 +35,8 @@ def ranks_of(model: Qwen3TTS, proposer: Proposer, choice: Choice, frames: Frames
         num_codes = batch.codes.shape[1] - 1
         drafts = []
         for slot in range(1, num_codes):
-            slots = mx.full((len(batch),), slot, dtype=mx.int32)
-            drafts.append(proposer.propose(batch.states[:, slot], batch.codes[:, slot], slots, noise, choice.knobs))
+            here, slots = slice(slot, slot + 1), mx.full((len(batch), 1), slot, dtype=mx.int32)
+            drafts.append(proposer.propose(batch.states[:, here], batch.codes[:, here], slots, noise, choice.knobs))
         if drafts_first:
             drafts.insert(0, proposer.propose_first(batch.hidden, batch.embedded[:, 0], noise, choice.knobs))
         else:
@@ -97,12 +98,16 @@ def grow_trees(ranks: np.ndarray, sizes: Sequence[int] = NUM_NODES) -> dict[int,
     counts, first_counts = count_paths(ranks[:, 1:]), count_paths(ranks[:, 0])
     trees = {}
     for num_nodes in sizes:
-        paths, first_paths = grow(counts, num_nodes), grow(first_counts, num_nodes)
-        expected = codes_per_round(ranks, Tree(paths), Tree(first_paths))
+        grown = Tree(grow(counts, num_nodes)), Tree(grow(first_counts, num_nodes))
+        chain = Tree(tuple((0,) * depth for depth in range(1, min(num_nodes - 1, ranks.shape[2]) + 1)))
+        chains = chain, chain if first_counts else Tree(())
+        expected, of_chains = (codes_per_round(ranks, *pair) for pair in (grown, chains))
+        if chain.num_nodes == num_nodes and of_chains * CHAIN_SAVES > expected:
+            grown, expected = chains, of_chains
         about = {"num_frames": len(ranks), "codes_per_round": round(expected, 4)}
         tree, first_tree = (
-            Tree(Tree(chosen).paths, about | {"counts": [table[path] for path in Tree(chosen).paths]})
-            for chosen, table in ((paths, counts), (first_paths, first_counts))
+            Tree(chosen.paths, about | {"counts": [table[path] for path in chosen.paths]})
+            for chosen, table in zip(grown, (counts, first_counts))
         )
         trees[tree.num_nodes] = tree, first_tree
     return trees

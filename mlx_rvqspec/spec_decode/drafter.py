@@ -23,9 +23,9 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from ..config import ModelError
-from ..layers import gathered_matmul
 from ..multi_code_decoder import MultiCodeDecoder
 from ..sampling import keep_likely
 from ..tensor_file import read_tensors
@@ -102,57 +102,69 @@ class OffsetProposer:
         self.form, self.sampling_form, self.num_candidates = drafter.form, sampling_form, num_candidates
         self.lm_head, heads = decoder.lm_head, decoder.lm_head.numbers()
         weights = {name: weight.astype(heads.dtype) for name, weight in drafter.weights.items()}
-        num_codes, V, D = heads.shape
-        self.offsets = mx.broadcast_to(weights["hidden_offset"][:, :num_depths], (num_codes, num_depths, D))
-        # row q: the heads of codebooks q+1.., the last one where there are no more
-        depths = mx.arange(max(num_depths, num_first_depths))
-        self.books = mx.minimum(mx.arange(num_codes + 1)[:, None] + depths, num_codes - 1).astype(mx.uint32)
-        self.memory = mx.zeros((0,))
+        num_codes, V, _ = heads.shape
+        self.num_codes, self.num_entries = num_codes, V
+        self.offsets = weights["hidden_offset"][:, :num_depths]
+        self.depths = mx.arange(max(num_depths, num_first_depths))
         if self.form.memory_size:
             table = decoder.model.codec_embedding(mx.arange(num_codes * V))
-            self.memory = (table @ weights["memory_in"].swapaxes(-1, -2)).reshape(self.form.num_lags, num_codes, V, -1)
+            self.memory = table @ weights["memory_in"].reshape(-1, table.shape[-1]).T  # [15 V, lags x size]
             self.memory_heads = (heads @ weights["memory_out"]).swapaxes(-1, -2)
         if self.form.first_size:
             self.first_in, self.first_out = weights["first_in"].T, weights["first_out"].T
             self.first_offset = weights["first_offset"][:num_first_depths]
-        self.lags = list(self.memory)  # by lag, [15, V, size]: what a code adds to the drafts behind it
         # a table that is still a graph would be computed again in every compiled call that captures it
-        mx.eval([value for value in vars(self).values() if isinstance(value, mx.array)], self.lags)
+        mx.eval([value for value in vars(self).values() if isinstance(value, mx.array)])
 
     def propose(self, state: mx.array, newest: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         """Candidates [B, K, M] int32 for codebooks slot+1..slot+K, best first; see ``rounds.Proposer``."""
-        base = state[:, None] + self.offsets[slot - 1]
-        return self._candidates(base, [(slot - 1, newest)], self.books[slot], noise, knobs)
+        offsets = self.offsets if self.form.num_positions == 1 else self.offsets[slot[:, 0] - 1]
+        known = [(newest + (slot - 1) * self.num_entries)[..., None]] if self.form.memory_size else []
+        return self._candidates(state + offsets, known, slot, noise, knobs)
 
     def propose_first(self, hidden: mx.array, first: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         """Candidates [B, K, M] for codebooks 1..K from the inputs of slots 0 and 1."""
         inner = nn.silu(mx.concatenate([hidden, first], axis=-1) @ self.first_in)
         base = (inner @ self.first_out)[:, None] + self.first_offset
-        books = mx.broadcast_to(self.books[:1], (len(base), self.books.shape[1]))
-        return self._candidates(base, [], books, noise, knobs)
+        return self._candidates(base, [], mx.array(np.zeros((len(base), 1), dtype=np.int32)), noise, knobs)
 
     def _candidates(
-        self, base: mx.array, known: list[tuple[mx.array, mx.array]], books: mx.array, noise: mx.array, knobs: mx.array
+        self, base: mx.array, known: list[mx.array], slot: mx.array, noise: mx.array, knobs: mx.array
     ) -> mx.array:
-        """base: [B, K, D] draft states without memory; known: (table, code) [B] each of the codes before the drafts."""
+        """base: [B, K, D] draft states without memory; known: rows [B, 1, 1] of the memory that are before the drafts.
+
+        Shapes keep their ones: every change of shape is a step of its own in a graph of many small ones.
+        """
         K = base.shape[1]
-        books = books[:, :K]
-        logits = self.lm_head(base[:, :, None], books)[:, :, 0].astype(mx.float32)
-        scores = self._scores(logits, mx.take_along_axis(noise, books[..., None], axis=1), knobs)
+        # the heads of codebooks slot+1.., the last one where there are no more
+        books = mx.minimum(slot + self.depths[:K], self.num_codes - 1).astype(mx.uint32)
+        logits = self.lm_head(base[:, :, None], books).astype(mx.float32)
+        rows = mx.take_along_axis(noise, books[..., None], axis=1)[:, :, None]
+        scores = self._scores(logits, rows, knobs)  # [B, K, 1, V]
         if not self.form.memory_size:
             return self._best(scores)
         # All but what is remembered is done for all depths at once, the filter included. What is left is a chain.
-        rows = [row[:, 0] for row in mx.split(scores, K, axis=1)]
-        for depth, book in enumerate(mx.split(books, K, axis=1)):
-            book = book[:, 0]
-            if known:
-                recalled = reduce(mx.add, (table[pair] for table, pair in zip(self.lags, reversed(known))))
-                rows[depth] = rows[depth] + gathered_matmul(recalled[:, None], self.memory_heads, book)[:, 0]
+        first_row = (books * self.num_entries)[..., None, None]
+        parts = [mx.split(x, K, axis=1) for x in (scores, self.memory_heads[books], first_row)]
+        memory, guesses, rows = [self._lags(row) for row in known], [], []
+        for depth, (row, heads, first_row) in enumerate(zip(*parts)):
+            if memory:
+                recalled = reduce(
+                    mx.add, (past[lag] for lag, past in enumerate(memory[: -self.form.num_lags - 1 : -1]))
+                )
+                row = row + recalled @ heads
+            rows.append(row)
             if depth + 1 < K or self.num_candidates == 1:
-                known = [*known, (book, mx.argmax(rows[depth], axis=-1))]
+                guesses.append(mx.argmax(row, axis=-1, keepdims=True))
+            if depth + 1 < K:
+                memory.append(self._lags((guesses[-1] + first_row)[..., 0]))
         if self.num_candidates == 1:
-            return mx.stack([guess for _, guess in known[-K:]], axis=1)[..., None].astype(mx.int32)
-        return self._best(mx.stack(rows, axis=1))
+            return mx.concatenate(guesses, axis=1)[..., 0].astype(mx.int32)
+        return self._best(mx.concatenate(rows, axis=1))
+
+    def _lags(self, row: mx.array) -> list[mx.array]:
+        """What the codes of these rows [B, 1, 1] add to the drafts behind them, by how far: [B, 1, 1, size] each."""
+        return list(mx.split(self.memory[row], self.form.num_lags, axis=-1))
 
     def _scores(self, logits: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         if self.form.ranking == "probability":
@@ -160,9 +172,10 @@ class OffsetProposer:
         return keep_likely(logits, self.sampling_form, knobs) + knobs[0] * noise
 
     def _best(self, scores: mx.array) -> mx.array:
+        """[B, K, M] of scores [B, K, 1, V]."""
         if self.num_candidates == 1:
-            return mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32)
-        return mx.argsort(-scores, axis=-1)[..., : self.num_candidates].astype(mx.int32)
+            return mx.argmax(scores, axis=-1).astype(mx.int32)
+        return mx.argsort(-scores[:, :, 0], axis=-1)[..., : self.num_candidates].astype(mx.int32)
 
 
 def save(drafter: Drafter, path: Path) -> None:

@@ -20,6 +20,8 @@ from ..multi_code_decoder import MultiCodeDecoder
 from ..sampling import choose
 from .tree import Tree
 
+NO_CODE = -2  # what a chain's last row would have to be followed by: nothing equals it
+
 
 class Proposer(Protocol):
     """Drafts codes, best first. Called while a round is traced: pure, and no number in it may vary between calls.
@@ -31,7 +33,8 @@ class Proposer(Protocol):
     def propose(self, state: mx.array, newest: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         """Drafts of codes slot+1..slot+K.
 
-        state: [B, D] of slot ``slot``, from which code ``slot`` was chosen; newest: [B] int32 that code; slot: [B].
+        state: [B, 1, D] of slot ``slot``, from which code ``slot`` was chosen; newest: [B, 1] int32 that code; slot:
+        [B, 1] int32.
         """
         ...
 
@@ -44,13 +47,13 @@ class Proposer(Protocol):
 
 
 class RoundState(NamedTuple):
-    """A frame between two rounds, all on the device."""
+    """A frame between two rounds, all on the device. Axes of one stay: taking them away is a step of its own."""
 
     cache: FrameCache  # what stands from ``slot`` on is not looked at
-    slot: mx.array  # [B] int32: the root's slot, also how many slots are cached and codes known; 16 when done
+    slot: mx.array  # [B, 1] int32: the root's slot, also how many slots are cached and codes known; 16 when done
     codes: mx.array  # [B, 16] int32; -1 where the logits were not finite
     origin: mx.array  # [B, 16] int32: the node a code was drafted as, see Rounds.depth; depth 0: the decoder's own
-    nodes: mx.array  # [B, N] int32: the root's code and the drafted ones
+    nodes: mx.array  # [B, N] int32: the root's code and the drafted ones; a chain has NO_CODE behind them
 
 
 def named(state: tuple) -> RoundState:
@@ -74,15 +77,17 @@ class Rows:
         self.paths = mx.array(np.pad(tree.path_table, [(0, 0), (0, 1)]))  # a last column: what follows the deepest
 
     def lay(self, root: mx.array, candidates: mx.array) -> mx.array:
-        """Node codes [B, N] of a root [B] and candidates [B, K, M]."""
+        """Node codes of a root [B, 1] and candidates [B, K, M], as in ``RoundState``."""
         tree, (B, K, M) = self.tree, candidates.shape
-        assert K >= tree.num_depths and M >= max(tree.num_candidates), f"{K} x {M} candidates do not cover the tree"
+        assert K >= tree.num_depths and M >= max(tree.num_candidates, default=0), (
+            f"{K} x {M} candidates do not cover the tree"
+        )
         if tree.is_chain:
-            drafted = candidates[:, : tree.num_depths, 0]
-        else:
-            index = mx.array((tree.depth[1:] - 1) * M + tree.rank[1:])
-            drafted = mx.take(candidates.reshape(B, -1), index, axis=1)
-        return mx.concatenate([root[:, None], drafted.astype(mx.int32)], axis=1)
+            end = mx.array(np.full((B, 1), NO_CODE, dtype=np.int32))
+            return mx.concatenate([root, candidates[:, : tree.num_depths, 0], end], axis=1)
+        index = mx.array((tree.depth[1:] - 1) * M + tree.rank[1:])
+        drafted = mx.take(candidates.reshape(B, -1), index, axis=1)
+        return mx.concatenate([root, drafted], axis=1)
 
 
 class Rounds:
@@ -112,9 +117,10 @@ class Rounds:
         self.num_slots, self.num_entries = model.num_codes + 1, model.num_entries
         # a frame that is done may run again, from slot 16 on
         self.capacity = self.num_slots + (tree.num_nodes if tree.is_chain else 0)
-        self.cos, self.sin = (table[0, 0] for table in model.at_slots(0, self.num_slots))
+        self.turns = mx.concatenate([table[0, 0] for table in model.at_slots(0, self.num_slots)], axis=-1)
         self.slots = mx.arange(self.capacity)
-        mx.eval(self.cos, self.sin, self.slots)  # a captured graph would be computed again in every call
+        self.codes = mx.arange(self.num_slots)
+        mx.eval(self.turns, self.slots, self.codes)  # a captured graph would be computed again in every call
         self._first_call, self._next_call = wrap(self._first), wrap(self._next)
 
     def first(self, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array) -> RoundState:
@@ -129,23 +135,25 @@ class Rounds:
         self, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array
     ) -> RoundState:
         rows = self.first_rows
-        slot = mx.ones_like(code0)
-        x, nodes = mx.stack([hidden, first], axis=1), code0[:, None]
+        slot, code0 = mx.array(np.ones((len(code0), 1), dtype=np.int32)), code0[:, None]
+        x, candidates = mx.stack([hidden, first], axis=1), code0[..., None][:, :0]
         if rows.num_nodes > 1:
-            nodes = rows.lay(code0, self.proposer.propose_first(hidden, first, noise, knobs))
-            drafted = nodes[:, 1:] + self._first_row(slot[:, None] + rows.depth[1:])
+            candidates = self.proposer.propose_first(hidden, first, noise, knobs)
+        nodes = rows.lay(code0, candidates)
+        if rows.num_nodes > 1:
+            drafted = nodes[:, 1 : rows.num_nodes] + self._first_row(slot + rows.depth[1:])
             x = mx.concatenate([x, self.model.model.codec_embedding(drafted)], axis=1)
         slots = mx.pad(self._slots(rows, slot), [(0, 0), (1, 0)])
         caches = [Joined() for _ in self.model.model.layers]
         states = self._run(x, slots, rows.after_slot_0, caches)
-        codes = mx.pad(code0[:, None], [(0, 0), (0, self.num_slots - 1)])
+        codes = mx.pad(code0, [(0, 0), (0, self.num_slots - 1)])
         # slot 0 is always kept, and all rows of a chain
         num_kept = min(1 + rows.num_nodes, self.capacity) if rows.tree.is_chain else 1
         room = [(0, 0), (0, 0), (0, self.capacity - num_kept), (0, 0)]
         parts = zip(*(cache.new for cache in caches))
         cache = FrameCache(*([mx.pad(x[:, :, :num_kept], room) for x in part] for part in parts))
         state = RoundState(cache, slot, codes, mx.zeros_like(codes), nodes)
-        new = None if rows.tree.is_chain else [tuple(x[:, :, 1:] for x in cache.new) for cache in caches]
+        new = None if rows.tree.is_chain else [(k[:, :, 1:], v[:, :, 1:]) for k, v in (cache.new for cache in caches)]
         return self._settle(rows, state, states[:, 1:], new, noise, knobs)
 
     def _next(self, state: RoundState, noise: mx.array, knobs: mx.array) -> RoundState:
@@ -158,24 +166,25 @@ class Rounds:
 
         A row sees the cached slots, itself and its ancestors, and is rotated by its slot, not by its row number.
         """
-        rows, slot, (B, N) = self.rows, state.slot[:, None], state.nodes.shape
-        x = self.model.model.codec_embedding(state.nodes + self._first_row(slot + rows.depth))
+        rows, slot, B, N = self.rows, state.slot, len(state.slot), self.rows.num_nodes
+        x = self.model.model.codec_embedding(state.nodes[:, :N] + self._first_row(slot + rows.depth))
         pairs = zip(*state.cache)
         if rows.tree.is_chain:
             seen = self.slots <= (slot + rows.depth)[..., None]
-            written = [Slots(*pair, state.slot) for pair in pairs]
-            states = self._run(x, self._slots(rows, state.slot), seen[:, None], written)
+            start = slot.reshape(-1)
+            written = [Slots(*pair, start) for pair in pairs]
+            states = self._run(x, self._slots(rows, slot), seen[:, None], written)
             cache = FrameCache([cache.keys for cache in written], [cache.values for cache in written])
             return states, state._replace(cache=cache), None
         cached = mx.broadcast_to((self.slots < slot)[:, None], (B, N, self.capacity))
         seen = mx.concatenate([cached, mx.broadcast_to(rows.ancestors, (B, N, N))], axis=2)
         joined = [Joined(pair) for pair in pairs]
-        states = self._run(x, self._slots(rows, state.slot), seen[:, None], joined)
+        states = self._run(x, self._slots(rows, slot), seen[:, None], joined)
         return states, state, [cache.new for cache in joined]
 
     def logits(self, rows: Rows, states: mx.array, slot: mx.array) -> tuple[mx.array, mx.array]:
         """Logits [B, N, V], each row through its depth's head, and these heads [B, K+1], one per depth."""
-        heads = mx.minimum(slot[:, None] + rows.depths, self.num_slots - 1) - 1
+        heads = mx.minimum(slot + rows.depths, self.num_slots - 1) - 1
         if rows.tree.is_chain:
             return self.model.lm_head(states[:, :, None], heads)[:, :, 0], heads
         parts = [self.model.lm_head(states[:, a:b], heads[:, d]) for d, (a, b) in enumerate(rows.spans)]
@@ -183,15 +192,15 @@ class Rounds:
 
     def _slots(self, rows: Rows, slot: mx.array) -> mx.array:
         """[B, N], clipped to the last slot."""
-        return mx.minimum(slot[:, None] + rows.depth, self.num_slots - 1)
+        return mx.minimum(slot + rows.depth, self.num_slots - 1)
 
     def _first_row(self, slots: mx.array) -> mx.array:
         """Where the table of the code that is fed at a slot begins."""
         return (mx.minimum(slots, self.num_slots - 1) - 2) * self.num_entries
 
     def _run(self, x: mx.array, slots: mx.array, seen: mx.array, caches: Sequence[LayerCache]) -> mx.array:
-        position = self.cos[slots][:, None], self.sin[slots][:, None]
-        return self.model(x, position, seen, caches)
+        cos, sin = mx.split(self.turns[slots[:, None]], 2, axis=-1)
+        return self.model(x, (cos, sin), seen, caches)
 
     def _settle(
         self,
@@ -212,10 +221,10 @@ class Rounds:
         targets = mx.where(mx.isfinite(logits.astype(mx.float32).sum(axis=-1)), targets, -1)
         last, num_committed = accept(rows, state.nodes, targets, self.num_slots - state.slot)
         state = self._commit(rows, state, targets, new, last, num_committed)
-        newest = mx.take_along_axis(targets, last[:, None], axis=1)[:, 0]
+        newest = mx.take_along_axis(targets, last, axis=1)
         if self.rows.num_nodes == 1:
-            return state._replace(nodes=newest[:, None])
-        chosen_from = mx.take_along_axis(states, last[:, None, None], axis=1)[:, 0]
+            return state._replace(nodes=self.rows.lay(newest, newest[..., None][:, :0]))
+        chosen_from = mx.take_along_axis(states, last[..., None], axis=1)
         candidates = self.proposer.propose(chosen_from, newest, state.slot - 1, noise, knobs)
         return state._replace(nodes=self.rows.lay(newest, candidates))
 
@@ -232,42 +241,56 @@ class Rounds:
 
         Row j of the path ran at slot ``slot + j``, and its target is code ``slot + j``: one index serves both.
         """
-        step = self.slots - state.slot[:, None]
-        fresh = (step >= 0) & (step < num_committed[:, None])
-        row = mx.clip(step, 0, rows.most - 1)
-        following, cache = mx.where(row < last[:, None], row + 1, 0), state.cache
+        cache = state.cache
         if new is not None:
-            path = rows.paths[last]
+            cache = self._keep(rows, cache, new, state.slot, last, num_committed)
+        step = self.codes - state.slot
+        fresh = (step >= 0) & (step < num_committed)
+        row = mx.clip(step, 0, rows.most - 1)
+        following = mx.where(row < last, row + 1, 0)
+        if not rows.tree.is_chain:
+            path = rows.paths[last[:, 0]]
             following, row = (mx.take_along_axis(path, index, axis=1) for index in (row + 1, row))
-            cache = self._keep(cache, new, row, fresh)
-        codes_row, codes_fresh = row[:, : self.num_slots], fresh[:, : self.num_slots]
         return RoundState(
             cache=cache,
             slot=state.slot + num_committed,
-            codes=mx.where(codes_fresh, mx.take_along_axis(targets, codes_row, axis=1), state.codes),
-            origin=mx.where(codes_fresh, following[:, : self.num_slots] + rows.first_node, state.origin),
+            codes=mx.where(fresh, mx.take_along_axis(targets, row, axis=1), state.codes),
+            origin=mx.where(fresh, following + rows.first_node, state.origin),
             nodes=state.nodes,
         )
 
     def _keep(
-        self, cache: FrameCache, new: list[tuple[mx.array, mx.array]], row: mx.array, fresh: mx.array
+        self,
+        rows: Rows,
+        cache: FrameCache,
+        new: list[tuple[mx.array, mx.array]],
+        slot: mx.array,
+        last: mx.array,
+        num_committed: mx.array,
     ) -> FrameCache:
-        """The cache with rows ``row`` [B, capacity] of the new keys and values where ``fresh``; layers go together."""
+        """The cache with the keys and values of the root and the accepted rows behind it; all layers at once."""
+        step = self.slots - slot
+        fresh = (step >= 0) & (step < num_committed)
+        row = mx.take_along_axis(rows.paths[last[:, 0]], mx.clip(step, 0, rows.most - 1), axis=1)
         row, fresh = row[None, :, None, :, None], fresh[None, :, None, :, None]
         parts = []
-        for old, rows in zip(cache, zip(*new)):
-            joined = mx.where(fresh, mx.take_along_axis(mx.stack(rows), row, axis=3), mx.stack(old))
-            parts.append(list(joined))
+        for old, added in zip(cache, zip(*new)):
+            parts.append(list(mx.where(fresh, mx.take_along_axis(mx.stack(list(added)), row, axis=3), mx.stack(old))))
         return FrameCache(*parts)
 
 
 def accept(rows: Rows, nodes: mx.array, targets: mx.array, num_left: mx.array) -> tuple[mx.array, mx.array]:
-    """The end [B] of the longest path whose every node equals its parent's target, and how many codes it commits [B].
+    """The end of the longest path whose every node equals its parent's target, and how many codes it commits, [B, 1].
 
-    nodes, targets: [B, N] int32; num_left: [B] codes the frame still lacks. A path commits one code per node and the
-    target of its end, which does not exist after the last codebook.
+    nodes: as in ``RoundState``; targets: [B, N] int32; num_left: [B, 1] codes the frame still lacks. A path commits
+    one code per node and the target of its end, which does not exist after the last codebook.
     """
-    right = (nodes == mx.take(targets, rows.parent, axis=1)) & (rows.depth <= num_left[:, None]) | (rows.depth == 0)
+    if rows.tree.is_chain:
+        wrong = (nodes[:, 1:] != targets) | (rows.depth >= num_left)
+        last = mx.argmax(wrong, axis=1, keepdims=True).astype(mx.int32)
+        return last, mx.minimum(last + 1, num_left)
+    right = (nodes == mx.take(targets, rows.parent, axis=1)) & (rows.depth <= num_left) | (rows.depth == 0)
     whole = (right[:, None] | ~rows.ancestors).all(axis=-1)
     length = mx.where(whole, rows.depth + 1, 0)
-    return mx.argmax(length, axis=1).astype(mx.int32), mx.minimum(length.max(axis=1), num_left)
+    last = mx.argmax(length, axis=1, keepdims=True).astype(mx.int32)
+    return last, mx.minimum(length.max(axis=1, keepdims=True), num_left)
