@@ -46,7 +46,7 @@ from .commands.shared import (
 from .commands.voices import app as voices_app
 from .config import ModelError, read_config
 from .generate import load
-from .load import fingerprint, resolve
+from .load import fingerprints, resolve
 from .prompt import choose_voice
 from .reading import Chunk
 from .sampling import MAX_SEED, Sampling
@@ -141,7 +141,7 @@ def speak(
         how["voice"] = clone = ClonedVoice.load(voice) if voice else None
         chosen = choose_voice(config, speaker, language, instruct, clone)
         if clone:
-            clone.check(config, fingerprint(folder))
+            clone.check(config, fingerprints(folder))
     hint(text, chosen.language, tell)
     with ExitStack() as stack:
         writes, where = open_outputs(stack, output, format, play, config.sample_rate, how["seed"], tell)

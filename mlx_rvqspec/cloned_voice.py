@@ -2,6 +2,7 @@
 
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ class ClonedVoice:
     """speaker_vector: [D] float32; codes and text: the recording's frames [T, 16] int32 and its words, or both None.
 
     With them the model continues the recording, which comes closest to it; without, it only takes on the speaker.
-    model_name, fingerprint: the model that made it, and that it is for.
+    model_name, fingerprint: the model that made it, and that it is for; of a quantised copy, the original.
     """
 
     speaker_vector: np.ndarray
@@ -30,12 +31,12 @@ class ClonedVoice:
     model_name: str
     fingerprint: str
 
-    def check(self, config: ModelConfig, fingerprint: str) -> None:
-        """Raises ModelError when the voice is not for the model with this configuration and fingerprint."""
-        if self.fingerprint != fingerprint:
+    def check(self, config: ModelConfig, fingerprints: Sequence[str]) -> None:
+        """Raises ModelError when the voice is not for the model with this configuration and these fingerprints."""
+        if self.fingerprint not in fingerprints:
             raise ModelError(
                 f"the voice was made with {self.model_name} ({self.fingerprint[:12]}), not with this model "
-                f"({fingerprint[:12]}); {REMEDY}"
+                f"({fingerprints[0][:12]}); {REMEDY}"
             )
         width, decoder = config.code_decoder.hidden_size, config.speech_decoder
         vector, codes = self.speaker_vector, self.codes

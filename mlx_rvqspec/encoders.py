@@ -8,7 +8,7 @@ import numpy as np
 
 from .cloned_voice import ClonedVoice
 from .config import ModelConfig
-from .load import fingerprint, load_speaker_encoder, load_speech_encoder
+from .load import fingerprints, load_speaker_encoder, load_speech_encoder
 from .recording import check_recording, check_reference, resample
 from .speech_encoder.encoder import SpeechEncoder
 from .speech_encoder.speaker import SpeakerEncoder
@@ -56,5 +56,5 @@ class Encoders:
             codes=None if text is None else self.encode(np.pad(audio, (0, round(pause_s * sample_rate))), sample_rate),
             text=text,
             model_name=self.config.name,
-            fingerprint=fingerprint(self.folder),
+            fingerprint=fingerprints(self.folder)[-1],  # a copy's encoders are those of its source
         )

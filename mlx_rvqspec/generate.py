@@ -154,7 +154,7 @@ class Engine:
             raise ValueError(f"voice is {type(clone).__name__}; expected what make_voice made, or its file")
         chosen = choose_voice(self.config, speaker, language, instruct, clone)
         if clone:
-            clone.check(self.config, self._model.fingerprint)
+            clone.check(self.config, self._model.fingerprints)
         decode, seed = self._choose_decode(decode), choose_seed(seed)
         feed = text_feed or self.text_feed
         if feed not in TEXT_FEEDS:

@@ -124,6 +124,12 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def fingerprints(folder: Path) -> tuple[str, ...]:
+    """The fingerprint of a folder and, where it is a quantised copy, that of the model it was made from."""
+    source = read_json(folder / "config.json").get(SOURCE_FINGERPRINT)
+    return (fingerprint(folder), str(source)) if source else (fingerprint(folder),)
+
+
 def _fill(module: nn.Module, weights: dict[str, mx.array], dtype: mx.Dtype, where: Path) -> None:
     """Load ``weights`` into ``module``: same names, same shapes, nothing missing, nothing left."""
     adapt(module, weights, str(where))

@@ -17,6 +17,7 @@ from mlx_rvqspec import cli
 from mlx_rvqspec.audio import wav_header
 from mlx_rvqspec.cloned_voice import ClonedVoice
 from mlx_rvqspec.config import ModelError
+from mlx_rvqspec.conversion import convert
 from mlx_rvqspec.generate import Engine, load
 from mlx_rvqspec.prompt import build_prompt, choose_voice, embed_prompt
 from mlx_rvqspec.recording import check_recording, check_reference, read_recording, resample
@@ -128,6 +129,16 @@ def test_a_voice_is_refused_by_another_model() -> None:
         engine().stream("Hi.", voice=other)
 
 
+def test_a_quantised_copy_and_its_source_share_their_voices(tmp_path: Path) -> None:
+    convert(BASE, tmp_path / "copy", bits=8)
+    copy, short = load(tmp_path / "copy", compile=False), replace(GREEDY, max_frames=2)
+    theirs = copy.make_voice(recorded()["codec.enc_wav"], 24_000, text=REFERENCE_TEXT)
+    assert theirs.fingerprint == voice().fingerprint != copy._model.fingerprint
+    np.testing.assert_array_equal(theirs.codes, voice().codes)
+    assert len(copy.speak("Hi.", voice=voice(), sampling=short).codes) == 2
+    assert len(engine().speak("Hi.", voice=theirs, sampling=short).codes) == 2
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -187,7 +198,7 @@ def test_any_flipped_byte_is_a_voice_or_an_error(tmp_path: Path) -> None:
         place = random.integers(0, 400)  # the header; a flipped value is only another value
         path.write_bytes(data[:place] + bytes([random.integers(0, 256)]) + data[place + 1 :])
         try:
-            ClonedVoice.load(path).check(engine().config, engine()._model.fingerprint)
+            ClonedVoice.load(path).check(engine().config, engine()._model.fingerprints)
         except ModelError as error:
             assert "\n" not in str(error)
 
