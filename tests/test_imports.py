@@ -36,7 +36,7 @@ ORDER = [
     {"guard", "fit.collect"},
     {"reading"},
     {"generate"},
-    {"fit.offsets", "fit.grow_tree", "fit.device"},
+    {"fit.offsets", "fit.grow_tree", "fit.device", "fit.recordings"},
     {"fit.run"},
     {"bench.harness", "bench.markdown"},
     {"bench.frame", "bench.speech"},

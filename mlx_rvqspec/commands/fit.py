@@ -1,6 +1,7 @@
 """mlx-tts fit: a drafter for a model, and the rows per round that pay on this machine."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ def fit_option(help: str, metavar: str, *names: str, **more: Any) -> Any:
 def fit(
     model: Annotated[str | None, typer.Argument(help="Model folder or hub id; else the built-in voice.")] = None,
     text: Annotated[Path | None, fit_option("Texts to speak, one a line; else the package's own.", "FILE")] = None,
+    audio: Annotated[Path | None, fit_option("Recordings to fit on instead, NAME.wav and NAME.txt.", "DIR")] = None,
     output: Annotated[Path | None, fit_option("Else where speak looks for it.", "FILE", "--output", "-o")] = None,
     frames: Annotated[int, fit_option("Frames of 80 ms to fit on (6000).", "N", min=32)] = 6000,
     steps: Annotated[int, fit_option("Steps of the optimiser (300).", "N", min=1)] = 300,
@@ -32,25 +34,38 @@ def fit(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Make a model's drafter, with which it decodes several codes at a time, and measure what that brings here."""
-    from ..fit.collect import all_voices, collect  # not needed to speak
+    from ..fit.collect import Frames, collect  # not needed to speak
     from ..fit.device import choose_rows, measure_here
+    from ..fit.recordings import find_recordings, listen
     from ..fit.run import make_drafter, texts_for
 
     with usage_faults():
         if output and output.suffix != ".safetensors":
             raise ValueError(f"{output} does not end in .safetensors, as a drafter must")
-        texts, folder = texts_for(text), resolve(model)
-        all_voices(read_config(folder))
+        if audio and text:
+            raise ValueError("both --audio and --text given; a drafter is fitted on one of them")
+        folder = resolve(model)
+        texts: tuple[list[Any], list[Any]]
+        gather: Callable[..., Frames]
+        if audio:
+            recordings, gather = find_recordings(audio), listen
+            texts = recordings[0::2], recordings[1::2]
+        else:
+            if read_config(folder).tts_model_type == "base":
+                raise ValueError("this is a Base model, which has no voice of its own; --audio fits on recordings")
+            texts, gather = texts_for(text), collect
     with progress(not quiet) as show:
         loaded = load_model(folder, dtype=dtype)
         if keep:
             drafter, path = find(folder, loaded.multi_code_decoder, loaded.fingerprints, None), None
             if drafter is None:
                 raise Fault(FILES, "there is no drafter to keep; without --keep one is made")
-            spoken = collect(loaded, texts[1], 4, seed=seed)
+            spoken = gather(loaded, texts[1], 4, seed=seed)
         else:
             path = output or cache_folder() / loaded.fingerprint / DRAFTER_FILE
-            drafter, spoken = make_drafter(loaded, texts, num_frames=frames, seed=seed, num_steps=steps, show=show)
+            drafter, spoken = make_drafter(
+                loaded, texts, gather=gather, num_frames=frames, seed=seed, num_steps=steps, show=show
+            )
             save(drafter, path)
         show("measuring rounds")
         costs = measure_here(loaded, drafter, spoken)

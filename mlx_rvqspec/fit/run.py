@@ -24,6 +24,8 @@ MAX_SHARE = 0.01  # of the MultiCodeDecoder's parameters
 
 NUM_DEPTHS, NUM_LAGS, MAX_SIZE = 6, 2, 64
 DEFAULT_NODES = 8  # rows per round where nobody has measured
+OWN_SPEECH = "codes the model spoke itself, decoded plainly"
+RECORDED_SPEECH = "codes the model chose in the context of recorded speech, decoded plainly"
 CALIBRATION_SEEDS = 1_000_000  # far from the seeds of the fitted texts
 
 
@@ -105,17 +107,19 @@ def drafter_ranks(model: Qwen3TTS, drafter: Drafter, frames: Frames) -> np.ndarr
 
 def make_drafter(
     model: Qwen3TTS,
-    texts: tuple[Sequence[str], Sequence[str]],
+    texts: tuple[Sequence[Any], Sequence[Any]],
     *,
+    gather: Callable[..., Frames] = collect,
     num_frames: int,
     seed: int,
     num_steps: int = 300,
     form: Form | None = None,
     show: Callable[[str], None] = lambda message: None,
 ) -> tuple[Drafter, Frames]:
-    """A drafter for ``model`` with its trees, and the frames they were grown on: spoken, fitted, calibrated.
+    """A drafter for ``model`` with its trees, and the frames they were grown on: gathered, fitted, calibrated.
 
-    texts: to fit on and to calibrate on; num_frames to fit on, a quarter of it to calibrate on; show is told what
+    texts: to fit on and to calibrate on; gather: makes frames of them: ``collect``, or ``recordings.listen`` where
+    they are recordings; num_frames to fit on, a quarter of it to calibrate on; show is told what
     goes on. Raises AssertionError when the drafter would not be small.
     """
     form = form or default_form(model.multi_code_decoder)
@@ -123,8 +127,8 @@ def make_drafter(
     assert size < MAX_SHARE * whole, f"{form} has {size} parameters, the decoder {whole}"
     spoken = []
     for part, number, first_seed in zip(texts, (num_frames, num_frames // 4), (seed, seed + CALIBRATION_SEEDS)):
-        show(f"speaking {number} frames")
-        spoken.append(collect(model, part, number, seed=first_seed))
+        show(f"{'speaking' if gather is collect else 'listening to'} {number} frames")
+        spoken.append(gather(model, part, number, seed=first_seed))
     fit_frames, calibration_frames = spoken
     drafter = fit_drafter(
         model,
@@ -138,7 +142,7 @@ def make_drafter(
     drafter = calibrate(model, drafter, calibration_frames)
     facts = {
         "num_nodes": DEFAULT_NODES,
-        "source": "codes the model spoke itself, decoded plainly",
+        "source": OWN_SPEECH if gather is collect else RECORDED_SPEECH,
         "num_texts": [len(part) for part in texts],
         "num_frames": [len(fit_frames), len(calibration_frames)],
         "seed": seed,
