@@ -44,10 +44,12 @@ from .commands.shared import (
     usage_faults,
 )
 from .commands.voices import app as voices_app
-from .config import ModelError, read_config
+from .config import ModelError, read_config, read_json
+from .device_profile import describe
 from .generate import load
 from .load import fingerprints, resolve
 from .prompt import choose_voice
+from .quantisation import label, table_of
 from .reading import Chunk
 from .sampling import MAX_SEED, Sampling
 from .text import clean as clean_text
@@ -66,7 +68,9 @@ Format = Annotated[
 ]
 Force = Annotated[bool, option("Output", "Replace an existing file.", "--force")]
 Play = Annotated[bool, option("Output", "Play while speaking, also with -o.", "--play")]
-ChunkFrames = Annotated[int, option("Output", "Frames of 80 ms handed out at a time (4).", min=1, metavar="N")]
+ChunkFrames = Annotated[
+    int | None, option("Output", "Frames of 80 ms handed out at a time; else as measured.", min=1, metavar="N")
+]
 Speaker = Annotated[str | None, option("Voice", "Who speaks: see mlx-tts voices.", metavar="NAME")]
 VoiceFile = Annotated[str | None, option("Voice", "Cloned voice, from mlx-tts voices make.", "--voice", metavar="FILE")]
 Language = Annotated[str, option("Voice", "A name such as english, a code such as en-US, or auto.", metavar="NAME")]
@@ -93,7 +97,7 @@ def speak(
     format: Format = None,
     force: Force = False,
     play: Play = False,
-    chunk_frames: ChunkFrames = 4,
+    chunk_frames: ChunkFrames = None,
     quiet: Quiet = False,
     as_json: Json = False,
     model: Model = None,
@@ -255,8 +259,10 @@ def info(model: Model = None, as_json: Json = False) -> None:
         "sample_rate": config.sample_rate,
         "frame_rate_hz": config.frame_rate_hz,
         "codebooks": config.code_decoder.num_code_groups,
+        "quantised": label(table_of(read_json(folder / "config.json"), str(folder))) or "no",
         "device": "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu",
         "blas": sys.modules["mlx_rvqspec"].BLAS or "MLX's own",  # chosen before this module could be
+        "measured": describe(fingerprints(folder)) or ("not yet; mlx-tts fit --keep does it",),
         "versions": (f"mlx_rvqspec {__version__}", f"mlx {metadata.version('mlx')}"),
     }
     if as_json:

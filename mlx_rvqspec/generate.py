@@ -5,6 +5,8 @@ they share no state.
 """
 
 import secrets
+import shutil
+import warnings
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from .cloned_voice import ClonedVoice
+from .device_profile import read_profiles
 from .encoders import Encoders
 from .guard import POLICIES
 from .load import load_model, resolve
@@ -29,6 +32,8 @@ from .text import prepare
 
 NO_DRAFTER = "this model has no drafter, which would decode several codes at a time; mlx-tts fit makes one"
 DOES_NOT_PAY = "speculation was measured on this device and does not pay"
+COMPILER = "g++"  # what MLX runs to compile kernels for the CPU
+CHUNK_FRAMES = 4  # where nothing was measured: 0.32 s
 SPEAK_CHUNK_FRAMES = 16  # speak() has no listener to hurry for; larger chunks cost memory and save little
 
 
@@ -47,6 +52,7 @@ class Engine:
     """A loaded model that speaks. Safe to call from any thread; ``load`` makes one.
 
     drafter: what speculation drafts with; num_nodes: rows of a round, 1 where speculation does not pay.
+    chunk_frames: what ``stream`` hands out at a time unless it is told.
     why_plain: why ``decode=None`` decodes plainly, in a line for people; empty where it speculates.
     """
 
@@ -57,7 +63,9 @@ class Engine:
         *,
         drafter: Drafter | None = None,
         num_nodes: int = 1,
+        chunk_frames: int = CHUNK_FRAMES,
     ) -> None:
+        self.chunk_frames = chunk_frames
         self._model, self._drafter, self.num_nodes = model, drafter, num_nodes
         self._reader = Reader(model, wrap, drafter, num_nodes)
         self._encoders = Encoders(model.config, model.folder)
@@ -125,13 +133,14 @@ class Engine:
         decode: str | None = None,
         sampling: Sampling | None = None,
         text_feed: str | None = None,
-        chunk_frames: int = 4,
+        chunk_frames: int | None = None,
         passage_s: float = PASSAGE_S,
         paragraph_pause_s: float = PARAGRAPH_PAUSE_S,
         on_runaway: str = "keep",
     ) -> Generator[Chunk, None, None]:
         """Speech in chunks of ``chunk_frames`` x 80 ms, each yielded as soon as it is made; the last is_final.
 
+        chunk_frames: when None the engine's own, the fewest that playing cannot outrun where that was measured;
         speaker: one of ``speakers``, may be left out where there is only one; voice: what ``make_voice`` made, or the
         file it was saved to, for a Base model; language: "auto", a name or a code such as "en-US";
         seed: 0..2**32-1, drawn and reported when None; decode: "spec", "plain", or None for the faster; all give the
@@ -159,6 +168,7 @@ class Engine:
         feed = text_feed or self.text_feed
         if feed not in TEXT_FEEDS:
             raise ValueError(f"text_feed is {text_feed!r}; expected one of {', '.join(TEXT_FEEDS)}")
+        chunk_frames = self.chunk_frames if chunk_frames is None else chunk_frames
         if chunk_frames < 1:
             raise ValueError(f"chunk_frames is {chunk_frames}; expected 1 or more")
         job = Job(passages, chosen, seed, decode, sampling or self.sampling, feed, chunk_frames, on_runaway)
@@ -253,11 +263,18 @@ def load(
     def build() -> Engine:
         on_gpu = mx.default_device() == mx.Device(mx.gpu)
         compiled = on_gpu if compile is None else compile
+        if compiled and not on_gpu and shutil.which(COMPILER) is None:
+            warnings.warn(f"no {COMPILER} on PATH: graphs run unfused, slower and with the same results", stacklevel=2)
         folder = resolve(model)
         loaded = load_model(folder, dtype=dtype, quantize=quantize)
         drafts = find(folder, loaded.multi_code_decoder, loaded.fingerprints, drafter)
-        num_nodes = rows_for(drafts, device_name(loaded.precision, compiled)) if drafts else 1
-        return Engine(loaded, mx.compile if compiled else _as_it_is, drafter=drafts, num_nodes=num_nodes)
+        wrap, device = mx.compile if compiled else _as_it_is, device_name(loaded.precision, compiled)
+        if drafts is None:
+            return Engine(loaded, wrap)
+        measured = read_profiles(drafts.fingerprint).get(device)
+        chunk_frames = measured.chunk_frames if measured else 0
+        num_nodes = rows_for(drafts, device)
+        return Engine(loaded, wrap, drafter=drafts, num_nodes=num_nodes, chunk_frames=chunk_frames or CHUNK_FRAMES)
 
     return owner().run(build)
 

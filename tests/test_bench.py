@@ -73,7 +73,7 @@ def test_other_codes_than_plain_decoding_are_no_measurement(monkeypatch):
 
 def test_an_advance_that_is_timed_is_the_one_that_runs():
     """The timed call goes on from its own state: slots fill up as in a run, and the cache does not grow."""
-    advance = frame.Advance(load_model(TINY), "Hello.", mx.zeros((1, 16), dtype=mx.int32), frame.as_it_is, at=100)
+    advance = frame.Advance(load_model(TINY), mx.zeros((1, 16), dtype=mx.int32), frame.as_it_is, at=100)
     capacity = advance.state.cache.capacity
     mx.eval(advance())
     mx.eval(advance())

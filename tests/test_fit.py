@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT, TINY
 
 from mlx_rvqspec import cli
+from mlx_rvqspec.device_profile import write_profile
 from mlx_rvqspec.fit import collect, device, grow_tree, offsets, run
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.model import Qwen3TTS
@@ -178,8 +179,8 @@ def test_a_device_where_speculation_loses_decodes_plainly(tmp_path, monkeypatch)
     assert drafters.rows_for(drafter, "a") == drafters.rows_for(drafter, "b") == 8
     slow = [device.Cost(1, 1.0, 0.010), device.Cost(8, 3.0, 0.031)]
     fast = [device.Cost(1, 1.0, 0.010), device.Cost(4, 2.5, 0.012), device.Cost(8, 3.0, 0.016)]
-    device.remember(drafter, "a", slow)
-    device.remember(drafter, "b", fast)
+    for name, costs in (("a", slow), ("b", fast)):
+        write_profile(drafter.fingerprint, name, device.profile_of(model(), costs, 1.0, {"1": 1.0}))
     assert drafters.rows_for(drafter, "a") == 1 and drafters.rows_for(drafter, "b") == 4
 
 
@@ -215,6 +216,8 @@ def fit_command(monkeypatch, capsys, *arguments) -> tuple:
     """Exit code, stdout and stderr of mlx-tts fit, made short."""
     monkeypatch.setattr(collect, "MAX_TEXT_FRAMES", 2)
     monkeypatch.setattr(device, "measure", partial(device.measure, num_frames=1, repeats=1))
+    monkeypatch.setattr(device, "measure_others", lambda *_: (1.0, {"1": 1.0}))
+    monkeypatch.setattr(device, "peak_gb_per_s", lambda: 1.0)
     monkeypatch.setattr("sys.argv", ["mlx-tts", "fit", *map(str, arguments)])
     with pytest.raises(SystemExit) as exit:
         cli.main()

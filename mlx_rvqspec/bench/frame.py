@@ -13,11 +13,10 @@ from mlx.utils import tree_flatten
 
 from ..fit import collect
 from ..model import Qwen3TTS
-from ..prompt import build_prompt, embed_prompt
 from ..spec_decode import frames as drivers
 from ..spec_decode.drafter import Drafter
 from ..spec_decode.rounds import Rounds
-from ..utterance import FrameState, Line, Steps, Utterance
+from ..utterance import FrameState, Request, Steps
 from .harness import interleave, num_launches, peak_gb_per_s
 
 Inputs = tuple[mx.array, mx.array, mx.array, mx.array]
@@ -124,11 +123,11 @@ def _per(time_ms: dict[str, float], number: int) -> dict[str, float]:
     return {key: value / number if key.endswith("_ms") else value for key, value in time_ms.items()}
 
 
-def time_stages(model: Qwen3TTS, text: str, frames: collect.Frames, plan: Plan) -> dict[str, dict[str, float]]:
+def time_stages(model: Qwen3TTS, frames: collect.Frames, plan: Plan) -> dict[str, dict[str, float]]:
     """Milliseconds a frame takes in the two other decoders: code 0 of the next frame, and the samples by chunk."""
     sides: dict[str, Callable] = {}
     for how in plan.hows:
-        sides[f"code_decoder {how}"] = Advance(model, text, frames.codes[:1], WRAPS[how])
+        sides[f"code_decoder {how}"] = Advance(model, frames.codes[:1], WRAPS[how])
     for num_frames in CHUNKS:
         codes = mx.broadcast_to(frames.codes[:1, None], (1, num_frames, frames.codes.shape[1]))
         for how in plan.hows:
@@ -142,22 +141,24 @@ def time_stages(model: Qwen3TTS, text: str, frames: collect.Frames, plan: Plan) 
 class Advance:
     """A call that chooses code 0 of the frame behind ``codes`` [1, 16], and the next one, and so on.
 
-    at: how many slots are cached to begin with; None: the text's own. Like a run it keeps nothing of the state before,
-    so the cache is updated in place.
+    at: how many slots are cached to begin with. Like a run it keeps nothing of the state before, so the cache is
+    updated in place.
     """
 
-    def __init__(self, model: Qwen3TTS, text: str, codes: mx.array, wrap: Wrap, at: int | None = None) -> None:
+    def __init__(self, model: Qwen3TTS, codes: mx.array, wrap: Wrap, at: int = 100) -> None:
         self.steps, self.codes = Steps(model, model.sampling, wrap), codes
-        voice = collect.all_voices(model.config)[0]
-        prompt = build_prompt(model.config, model.tokenizer, text, voice, model.text_feed)
-        line = Line(*embed_prompt(prompt, model), seed=0, max_frames=1)
-        utterance = Utterance(self.steps, [line], model.sampling)
-        self.state, self.request, self.text = utterance.state, utterance.request, line.trailing[-1:]
+        self.request = Request(
+            seed=mx.array([0], dtype=mx.uint32),
+            knobs=model.sampling.first.knobs,
+            penalty=mx.array(model.sampling.repetition_penalty),
+            num_pads=mx.array([0], dtype=mx.int32),
+        )
+        self.text = mx.zeros((1, model.multi_code_decoder.input_size), dtype=model.dtype)
         self.frame = mx.array(1, dtype=mx.uint32)
-        begin, dtype = utterance.num_slots if at is None else at, self.state.cache.keys[0].dtype
-        cache = model.code_decoder.new_cache(1, begin + ROOM, dtype)
-        self.state = self.state._replace(cache=cache._replace(num_cached=mx.array(begin)))
-        mx.eval(self.state, self.text)  # making them is not what is measured
+        cache = model.code_decoder.new_cache(1, at + ROOM, model.dtype)._replace(num_cached=mx.array(at))
+        seen = mx.zeros((1, self.steps.allowed.size), dtype=mx.bool_)
+        self.state = FrameState(self.text, codes[:, 0], self.text, seen, cache)
+        mx.eval(self.state)  # making it is not what is measured
 
     def __call__(self) -> FrameState:
         past = self.state.seen, self.state.cache
@@ -165,14 +166,14 @@ class Advance:
         return self.state
 
 
-def count_launches(model: Qwen3TTS, text: str, frames: collect.Frames) -> dict[str, dict[str, int]]:
+def count_launches(model: Qwen3TTS, frames: collect.Frames) -> dict[str, dict[str, int]]:
     """Primitives that compute in the graphs of a frame, compiled and not: launches on a GPU, if nothing is fused."""
     found: dict[str, dict[str, int]] = {}
     inputs = inputs_of(model, frames.take(slice(0, 1)))[0]
     for how, wrap in WRAPS.items():
         step, state = wrap(model.speech_decoder.step), model.speech_decoder.initial_state(1)
         found[how] = {
-            "code_decoder": num_launches(Advance(model, text, frames.codes[:1], wrap)()),
+            "code_decoder": num_launches(Advance(model, frames.codes[:1], wrap)()),
             "multi_code_decoder plain": num_launches(plain_side(model, wrap)(*inputs)),
             "speech_decoder": num_launches(step(frames.codes[:1, None], state)),
         }
@@ -222,8 +223,8 @@ def frame_suite(model: Qwen3TTS, drafter: Drafter | None, texts: list[str], plan
     frames = spoken_frames(model, texts, plan.num_frames, seed)
     result: dict[str, Any] = {"plan": asdict(plan)}
     result["codes_ms"] = time_codes(model, drafter, frames, plan)
-    result["stages_ms"] = time_stages(model, texts[0], frames, plan)
-    result["launches"] = count_launches(model, texts[0], frames)
+    result["stages_ms"] = time_stages(model, frames, plan)
+    result["launches"] = count_launches(model, frames)
     result["spec"] = {str(n): count_rounds(model, drafter, n, frames) for n in plan.sizes if drafter}
     result["bytes_per_call"] = bytes_read(model)
     result["peak_gb_per_s"] = peak_gb_per_s()

@@ -62,7 +62,7 @@ def bench(
 
         def scale() -> dict[str, Any]:
             frames = spoken_frames(model, list(texts.values()), 1, seed)
-            return scaling_suite(model, frames, texts["short"], wrap, repeats=3 if quick else 11)
+            return scaling_suite(model, frames, wrap, repeats=3 if quick else 11)
 
         result["suites"]["scaling"] = owner().run(scale)
     return result

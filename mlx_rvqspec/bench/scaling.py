@@ -16,13 +16,13 @@ CHUNKS = (1, 2, 4, 8, 16)
 
 
 def scaling_suite(
-    model: Qwen3TTS, frames: collect.Frames, text: str, wrap: Wrap, *, repeats: int
+    model: Qwen3TTS, frames: collect.Frames, wrap: Wrap, *, repeats: int
 ) -> dict[str, dict[int, dict[str, float]]]:
     """Milliseconds by slots cached (CodeDecoder), texts at once (codes 1..15) and frames in a chunk (SpeechDecoder)."""
     slots: dict[int, Callable[[], Any]] = {}
     for at in SLOTS:
         if at < model.config.code_decoder.max_position_embeddings:
-            slots[at] = Advance(model, text, frames.codes[:1], wrap, at)
+            slots[at] = Advance(model, frames.codes[:1], wrap, at)
     hidden, code0, first, noise = inputs_of(model, frames.take(slice(0, 1)))[0]
     decode, batches = plain_side(model, wrap), {}
     for size in BATCHES:

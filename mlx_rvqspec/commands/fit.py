@@ -68,10 +68,15 @@ def fit(
             )
             save(drafter, path)
         show("measuring rounds")
-        costs = measure_here(loaded, drafter, spoken)
+        costs, profile = measure_here(loaded, drafter, spoken)
     chosen = choose_rows(costs)
     if as_json:
-        facts = {"drafter": path and str(path), "num_nodes": chosen, "costs": [asdict(cost) for cost in costs]}
+        facts = {
+            "drafter": path and str(path),
+            "num_nodes": chosen,
+            "profile": asdict(profile),
+            "costs": [asdict(cost) for cost in costs],
+        }
         print(json.dumps(facts | dict(drafter.facts)))
         return
     tell = silent if quiet else say
@@ -82,5 +87,11 @@ def fit(
         tell(f"{cost.num_nodes:13}  {figures}  {costs[0].code_s / cost.code_s:7.2f}x{mark}")
     if chosen == 1:
         tell("speculation does not pay on this device: speak decodes plainly")
+    chunk = (
+        f"chunks of {profile.chunk_frames} frames can be played at once"
+        if profile.chunk_frames
+        else "slower than real time"
+    )
+    tell(f"{profile.code_0_ms + profile.codes_ms:.1f} ms for a frame's codes: {chunk}")
     if path:
         print(path)

@@ -1,7 +1,5 @@
-"""How many rows a round should have on this machine: its measured time against the codes it is expected to commit."""
+"""What a frame costs on this machine, and so: rows a round, by time against expected codes, and frames a chunk."""
 
-import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +8,17 @@ from statistics import median
 import mlx.core as mx
 import numpy as np
 
+from ..bench.frame import Advance, as_it_is
+from ..bench.harness import interleave, peak_gb_per_s
+from ..device_profile import Profile, smallest_chunk, write_profile
 from ..model import Qwen3TTS
-from ..spec_decode.drafter import Drafter, device_name, rows_file
+from ..spec_decode.drafter import Drafter, device_name
 from ..spec_decode.frames import in_bursts
 from ..spec_decode.rounds import Rounds
 from .collect import Frames, noise_of
 
 Wrap = Callable[[Callable], Callable]
+CHUNKS = (1, 2, 4, 8, 16)  # frames in a SpeechDecoder call
 
 
 @dataclass(frozen=True)
@@ -90,24 +92,36 @@ def choose_rows(costs: list[Cost]) -> int:
     return min(costs, key=lambda cost: cost.code_s).num_nodes
 
 
-def measure_here(model: Qwen3TTS, drafter: Drafter, frames: Frames) -> list[Cost]:
-    """Measure as ``generate.load`` would run by default on this machine, and note the choice for it."""
+def measure_here(model: Qwen3TTS, drafter: Drafter, frames: Frames) -> tuple[list[Cost], Profile]:
+    """Measure as ``generate.load`` would run by default on this machine, and note what was found for it."""
     compiled = mx.default_device() == mx.Device(mx.gpu)
-    costs = measure(model, drafter, frames, mx.compile if compiled else lambda function: function)
-    remember(drafter, device_name(model.precision, compiled), costs)
-    return costs
+    wrap = mx.compile if compiled else as_it_is
+    costs = measure(model, drafter, frames, wrap)
+    profile = profile_of(model, costs, *measure_others(model, frames, wrap))
+    write_profile(drafter.fingerprint, device_name(model.precision, compiled), profile)
+    return costs, profile
 
 
-def remember(drafter: Drafter, device: str, costs: list[Cost]) -> None:
-    """Write the choice for this device where ``drafter.rows_for`` finds it."""
-    path = rows_file(drafter.fingerprint)
-    try:
-        known = dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):  # none yet, or damaged: it is only a cache
-        known = {}
-    round_ms = {cost.num_nodes: 1e3 * cost.round_s for cost in costs}
-    known[device] = {"num_nodes": choose_rows(costs), "round_ms": round_ms}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{os.getpid()}.{path.name}")
-    part.write_text(json.dumps(known, indent=1))
-    os.replace(part, path)
+def measure_others(model: Qwen3TTS, frames: Frames, wrap: Wrap, *, repeats: int = 3) -> tuple[float, dict[str, float]]:
+    """Milliseconds of choosing a code 0, and of a SpeechDecoder call by its frames."""
+    step, state = wrap(model.speech_decoder.step), model.speech_decoder.initial_state(1)
+    sides: dict[str, Callable] = {"0": Advance(model, frames.codes[:1], wrap)}
+    for size in CHUNKS:
+        codes = mx.broadcast_to(frames.codes[:1, None], (1, size, frames.codes.shape[1]))
+        sides[str(size)] = lambda codes=codes: step(codes, state)
+    times = {name: time["median_ms"] for name, time in interleave(sides, repeats).items()}
+    return times.pop("0"), times
+
+
+def profile_of(model: Qwen3TTS, costs: list[Cost], code_0_ms: float, sound_ms: dict[str, float]) -> Profile:
+    best = next(cost for cost in costs if cost.num_nodes == choose_rows(costs))
+    codes_ms = 1e3 * best.code_s * model.multi_code_decoder.num_codes
+    return Profile(
+        num_nodes=best.num_nodes,
+        round_ms={str(cost.num_nodes): 1e3 * cost.round_s for cost in costs},
+        gb_per_s=peak_gb_per_s(),
+        code_0_ms=code_0_ms,
+        codes_ms=codes_ms,
+        sound_ms=sound_ms,
+        chunk_frames=smallest_chunk(code_0_ms + codes_ms, sound_ms, 1e3 / model.config.frame_rate_hz),
+    )

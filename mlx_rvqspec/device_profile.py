@@ -1,0 +1,79 @@
+"""What was measured of a model on this machine: written by ``fit.device``, read by ``load`` and ``mlx-tts info``."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from .spec_decode.drafter import rows_file
+
+CHUNKS = (0, *range(1, 17))  # frames a chunk may have, 0 for none that can be played at once
+SHARE = 0.8  # of real time that making a chunk may take: the rest is for whatever else the machine does
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Times in milliseconds on one device, see ``drafter.device_name``.
+
+    num_nodes: rows a round that are best here; round_ms: of a round by its rows, 1 is a code in plain decoding;
+    code_0_ms, codes_ms: of a frame's code 0 and of its others; sound_ms: of a SpeechDecoder call by its frames;
+    chunk_frames: the smallest chunk that playing at once cannot outrun; 0: there is none.
+    """
+
+    num_nodes: int
+    round_ms: dict[str, float]
+    gb_per_s: float
+    code_0_ms: float
+    codes_ms: float
+    sound_ms: dict[str, float]
+    chunk_frames: int
+
+
+def smallest_chunk(code_ms: float, sound_ms: dict[str, float], frame_ms: float) -> int:
+    """Frames in the smallest chunk that is made in ``SHARE`` of the time it plays; 0 where none is.
+
+    code_ms: of all 16 codes of a frame; sound_ms: of a SpeechDecoder call by its frames; frame_ms: what a frame plays.
+    """
+    sizes = sorted((int(size), ms) for size, ms in sound_ms.items())
+    return next((size for size, ms in sizes if size * code_ms + ms <= SHARE * size * frame_ms), 0)
+
+
+def read_profiles(fingerprint: str) -> dict[str, Profile]:
+    """Profiles by device of the model whose drafter has this fingerprint; damaged and older ones are left out."""
+    names = {field.name for field in fields(Profile)}
+    found = {}
+    for device, entry in _entries(fingerprint).items():
+        if isinstance(entry, dict) and names <= set(entry):
+            numbers = [entry[name] for name in names if not name.endswith(("round_ms", "sound_ms"))]
+            if all(isinstance(number, (int, float)) for number in numbers) and entry["chunk_frames"] in CHUNKS:
+                found[device] = Profile(**{name: entry[name] for name in names})
+    return found
+
+
+def write_profile(fingerprint: str, device: str, profile: Profile) -> None:
+    """Note a profile, whole or not at all."""
+    path = rows_file(fingerprint)
+    known = _entries(fingerprint) | {device: asdict(profile)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{os.getpid()}.{path.name}")
+    part.write_text(json.dumps(known, indent=1), encoding="utf-8")
+    os.replace(part, path)
+
+
+def _entries(fingerprint: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(rows_file(fingerprint).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):  # none yet, or damaged: it is only a cache
+        return {}
+
+
+def describe(fingerprints: tuple[str, ...]) -> tuple[str, ...]:
+    """A line for people per device measured, of a model and what it is a copy of."""
+    lines = []
+    for fingerprint in fingerprints:
+        for device, found in read_profiles(fingerprint).items():
+            rounds = f"{found.num_nodes} rows a round" if found.num_nodes > 1 else "plain decoding"
+            chunk = f"chunks of {found.chunk_frames} frames" if found.chunk_frames else "slower than it plays"
+            work = found.code_0_ms + found.codes_ms
+            lines.append(f"{device}: {rounds}, {work:.1f} ms a frame's codes, {chunk}, {found.gb_per_s:.1f} GB/s")
+    return tuple(lines)
