@@ -51,8 +51,8 @@ class Speech:
 class Engine:
     """A loaded model that speaks. Safe to call from any thread; ``load`` makes one.
 
-    drafter: what speculation drafts with; num_nodes: rows of a round, 1 where speculation does not pay.
-    chunk_frames: what ``stream`` hands out at a time unless it is told.
+    drafter: what speculation drafts with; num_nodes: rows of a round, 1 where speculation does not pay; adapt: whether
+    they follow what frames are found to cost. chunk_frames: what ``stream`` hands out at a time unless it is told.
     why_plain: why ``decode=None`` decodes plainly, in a line for people; empty where it speculates.
     """
 
@@ -63,11 +63,12 @@ class Engine:
         *,
         drafter: Drafter | None = None,
         num_nodes: int = 1,
+        adapt: bool = False,
         chunk_frames: int = CHUNK_FRAMES,
     ) -> None:
         self.chunk_frames = chunk_frames
         self._model, self._drafter, self.num_nodes = model, drafter, num_nodes
-        self._reader = Reader(model, wrap, drafter, num_nodes)
+        self._reader = Reader(model, wrap, drafter, num_nodes, adapt)
         self._encoders = Encoders(model.config, model.folder)
         self.why_plain = NO_DRAFTER if drafter is None else DOES_NOT_PAY if num_nodes == 1 else ""
         self.config = model.config
@@ -251,12 +252,14 @@ def load(
     quantize: int | str | None = None,
     drafter: str | Path | None = None,
     compile: bool | None = None,
+    adapt: bool | None = None,
 ) -> Engine:
     """An Engine for a model folder, a hub id, or the built-in voice when None.
 
     dtype, quantize: see ``load.load_model``; drafter: see ``spec_decode.drafter.find``. compile: whether frames run as
     compiled graphs; None means on a GPU only, since on the CPU the first run compiles some thirty kernels with g++ at
-    about a second each (then cached on disk) to be about twice as fast afterwards.
+    about a second each (then cached on disk) to be about twice as fast afterwards. adapt: whether the number of rows
+    per round is tried out while speaking, which compiles the sizes it tries; None means where nothing is compiled.
     Raises ModelError when the model or the drafter cannot be used.
     """
 
@@ -272,9 +275,14 @@ def load(
         if drafts is None:
             return Engine(loaded, wrap)
         measured = read_profiles(drafts.fingerprint).get(device)
-        chunk_frames = measured.chunk_frames if measured else 0
-        num_nodes = rows_for(drafts, device)
-        return Engine(loaded, wrap, drafter=drafts, num_nodes=num_nodes, chunk_frames=chunk_frames or CHUNK_FRAMES)
+        return Engine(
+            loaded,
+            wrap,
+            drafter=drafts,
+            num_nodes=rows_for(drafts, device),
+            adapt=not compiled if adapt is None else adapt,
+            chunk_frames=measured.chunk_frames if measured and measured.chunk_frames else CHUNK_FRAMES,
+        )
 
     return owner().run(build)
 

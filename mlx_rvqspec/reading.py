@@ -108,9 +108,15 @@ class Reader:
     """Reads aloud with one model. Belongs to the owner thread, where all of it runs."""
 
     def __init__(
-        self, model: Qwen3TTS, wrap: Callable[[Callable], Callable], drafter: Drafter | None, num_nodes: int
+        self,
+        model: Qwen3TTS,
+        wrap: Callable[[Callable], Callable],
+        drafter: Drafter | None,
+        num_nodes: int,
+        adapt: bool,
     ) -> None:
-        self._model, self._wrap, self._drafter, self._num_nodes = model, wrap, drafter, num_nodes
+        self._model, self._wrap, self._drafter = model, wrap, drafter
+        self._num_nodes, self._adapt = num_nodes, adapt
         self._rate_hz = model.config.frame_rate_hz
         self._steps: dict[Any, Steps] = {}
         self._speech_step = wrap(model.speech_decoder.step)
@@ -193,7 +199,9 @@ class Reader:
             drafter, num_nodes = (self._drafter, self._num_nodes) if decode == "spec" else (None, 1)
             if drafter and num_nodes == 1:  # it does not pay, and is asked for
                 num_nodes = drafter.facts["num_nodes"]
-            self._steps[key] = Steps(self._model, sampling, self._wrap, drafter=drafter, num_nodes=num_nodes)
+            self._steps[key] = Steps(
+                self._model, sampling, self._wrap, drafter=drafter, num_nodes=num_nodes, adapt=self._adapt
+            )
         return self._steps[key]
 
     def _state_before(self, clone: ClonedVoice | None) -> State:

@@ -4,6 +4,7 @@ A frame costs two calls: ``decode`` (hidden and code 0 -> 16 codes), or a few ro
 ``advance`` (the codes and the next text embedding -> the next hidden, code 0 and noise).
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from .model import Qwen3TTS
 from .sampling import Sampling, choose, first_code_scores, frame_noise
 from .spec_decode.drafter import Drafter
 from .spec_decode.frames import in_bursts
+from .spec_decode.pace import Pace
 from .spec_decode.rounds import Rounds
 from .spec_decode.stats import Tally
+from .spec_decode.tree import Tree
 
 
 class GenerationError(RuntimeError):
@@ -47,7 +50,8 @@ class Request(NamedTuple):
 class Steps:
     """The calls of one model for one form of sampling; ``wrap`` is ``mx.compile``, or the identity for the oracle.
 
-    drafter: speculate with it, in rounds of ``num_nodes`` rows; decode plainly when None. The codes are the same.
+    drafter: speculate with it, decode plainly when None. num_nodes: rows of a round, at first where ``adapt`` lets
+    them follow what frames are found to cost. The codes are the same.
     """
 
     def __init__(
@@ -58,8 +62,9 @@ class Steps:
         *,
         drafter: Drafter | None = None,
         num_nodes: int = 1,
+        adapt: bool = False,
     ) -> None:
-        self.model = model
+        self.model, self.wrap = model, wrap
         self.first_form, self.rest_form = sampling.first.form, sampling.rest.form
         ids = model.config.code_decoder
         index = mx.arange(ids.vocab_size)
@@ -68,21 +73,39 @@ class Steps:
         self.choose_first = wrap(self._choose_first)
         self.decode = wrap(self._decode)
         self.advance = wrap(self._advance)
-        self.rounds = self._rounds(drafter, num_nodes, wrap) if drafter else None
+        self.drafter, self.num_nodes, self.adapt = drafter, num_nodes, adapt
+        self.rounds: dict[int, Rounds] = {}  # by rows per round
+        self.paces: dict[int, Pace] = {}  # by batch
         self.frame = self._speculate if drafter else self._decode_plainly
 
-    def _rounds(self, drafter: Drafter, num_nodes: int, wrap: Callable[[Callable], Callable]) -> Rounds:
-        decoder, (tree, first_tree) = self.model.multi_code_decoder, drafter.trees[num_nodes]
-        proposer = drafter.proposer(decoder, self.rest_form, tree, first_tree)
-        return Rounds(decoder, proposer, tree, first_tree, self.rest_form, wrap=wrap)
+    def _sizes(self) -> list[int]:
+        """Rows per round that may be used."""
+        assert self.drafter
+        return sorted(set(self.drafter.trees) - {1}) if self.adapt else [self.num_nodes]
+
+    def _rounds(self, num_nodes: int) -> Rounds:
+        if num_nodes not in self.rounds:
+            assert self.drafter
+            decoder, pair = self.model.multi_code_decoder, self.drafter.trees[num_nodes]
+            smaller = [tree for size in self._sizes() if size < num_nodes for tree in self.drafter.trees[size]]
+            self.rounds[num_nodes] = Rounds(
+                decoder,
+                self.drafter.proposer(decoder, self.rest_form, *pair),
+                *pair,
+                self.rest_form,
+                wrap=self.wrap,
+                first_node=sum(tree.num_nodes for tree in smaller),
+            )
+        return self.rounds[num_nodes]
 
     def new_tally(self) -> Tally:
         """For the origins of the codes that ``frame`` returns."""
-        num_codes, alone = self.model.multi_code_decoder.num_codes, np.zeros(1, dtype=np.int32)
-        if not self.rounds:
-            return Tally(alone, alone, drafts_first=False, num_codes=num_codes)
-        drafts_first = self.rounds.first_rows.num_nodes > 1
-        return Tally(self.rounds.depth, self.rounds.rank, drafts_first=drafts_first, num_codes=num_codes)
+        num_codes, trees = self.model.multi_code_decoder.num_codes, [Tree(())]
+        if self.drafter:
+            trees = [tree for size in self._sizes() for tree in self.drafter.trees[size]]
+        depth, rank = (np.concatenate(parts) for parts in zip(*((tree.depth, tree.rank) for tree in trees)))
+        drafts_first = self.drafter is not None and any(first.num_nodes > 1 for first in trees[1::2])
+        return Tally(depth, rank, drafts_first=drafts_first, num_codes=num_codes)
 
     def _choose_first(
         self, hidden: mx.array, seen: mx.array, frame: mx.array, request: Request
@@ -112,9 +135,13 @@ class Steps:
 
     def _speculate(self, state: FrameState, knobs: mx.array) -> tuple[mx.array, mx.array]:
         """The same codes and their origins, in rounds: the host waits here until they are known."""
-        assert self.rounds
+        B = len(state.code0)
+        if B not in self.paces:
+            self.paces[B] = Pace(self._sizes(), self.num_nodes)
+        num_nodes, begin = self.paces[B].pick(), time.perf_counter()
         first = self.model.code_decoder.embed_codes(state.code0)
-        done = in_bursts(self.rounds, state.hidden, state.code0, first, state.noise, knobs)
+        done = in_bursts(self._rounds(num_nodes), state.hidden, state.code0, first, state.noise, knobs)
+        self.paces[B].learn(num_nodes, time.perf_counter() - begin)
         return done.codes, done.origin
 
     def _advance(
@@ -166,7 +193,7 @@ class Utterance:
         self.steps, self.lines, self.knobs = steps, lines, sampling.rest.knobs
         self.rows = list(range(len(lines)))  # the line in each row of the state
         self.speaking = set(self.rows)
-        if steps.rounds:
+        if steps.drafter:
             self.ahead = 0  # the host waits for a frame's rounds: none before it is known that the speech goes on
         lengths = [line.prefill.shape[1] for line in lines]
         self.num_slots = max(lengths)

@@ -14,6 +14,7 @@ ORDER = [
         "audio",
         "recording",
         "text",
+        "spec_decode.pace",
         "spec_decode.stats",
         "spec_decode.tree",
     },

@@ -96,7 +96,7 @@ class Rounds:
     A tree with branches keeps its rows' keys beside the cache until it is known which are right. A chain writes them
     into the cache at once: wrong ones stand behind the newest slot and are overwritten by the next round.
     first_tree: of the first round, which also feeds slot 0; ``Tree(())`` where nothing is drafted that early.
-    depth, rank: tables for ``RoundState.origin``, tree nodes first, then first_tree's.
+    depth, rank: tables for ``RoundState.origin``, tree nodes first, then first_tree's; numbers begin at first_node.
     wrap: ``mx.compile``, or the identity for the oracle.
     """
 
@@ -109,9 +109,10 @@ class Rounds:
         form: tuple[int, bool],
         *,
         wrap: Callable[[Callable], Callable] = mx.compile,
+        first_node: int = 0,
     ) -> None:
         self.model, self.proposer, self.form = model, proposer, form
-        self.rows, self.first_rows = Rows(tree, 0), Rows(first_tree, tree.num_nodes)
+        self.rows, self.first_rows = Rows(tree, first_node), Rows(first_tree, first_node + tree.num_nodes)
         self.depth = np.concatenate([tree.depth, first_tree.depth])
         self.rank = np.concatenate([tree.rank, first_tree.rank])
         self.num_slots, self.num_entries = model.num_codes + 1, model.num_entries
