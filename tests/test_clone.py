@@ -324,6 +324,13 @@ def test_a_voice_is_made_and_spoken_with(run) -> None:
     assert facts["frames"] == 0 and facts["text"] is None
 
 
+@pytest.mark.parametrize("kind, message", [("base", "voices make clones"), ("voicedesign", "--instruct describes")])
+def test_a_model_without_speakers_says_what_it_has_instead(run, kind: str, message: str) -> None:
+    code, out, err = run("voices", "--model", TINY.with_name(f"tiny_{kind}"))
+    assert (code, out) == (0, "") and message in err
+    assert run("voices", "--json", "--model", TINY.with_name(f"tiny_{kind}"))[1] == "[]\n"
+
+
 @pytest.mark.parametrize(
     "arguments, code, message",
     [

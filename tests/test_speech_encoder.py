@@ -56,6 +56,18 @@ def test_stages_and_codes_are_upstreams(folder: str) -> None:
     np.testing.assert_array_equal(np.array(encoder(audio)[0]), golden["codec.enc_codes"])
 
 
+def test_both_convolution_forms_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs take MLX's own convolutions, CPUs a product of windows; each loads the kernels in its layout."""
+    audio, found = recording(9601), []
+    for device in (mx.cpu, mx.gpu):
+        monkeypatch.setattr(mx, "default_device", lambda device=device: mx.Device(device))
+        speech, speaker = load_speech_encoder(config(), BASE), load_speaker_encoder(config(), BASE)
+        found.append((speech.encoder.layers[3].weight.ndim, np.array(speech(audio)), np.array(speaker(audio))))
+    assert (found[0][0], found[1][0]) == (2, 3)
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+    np.testing.assert_allclose(found[0][2], found[1][2], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("num_samples", [1, 959, 1920, 1921, 3 * 1920 - 1, 7001])
 def test_every_begun_frame_is_a_frame(num_samples: int) -> None:
     codes = speech_encoder()(recording(num_samples))

@@ -13,6 +13,8 @@ from ..recording import check_reference, read_recording
 from ..text import prepare
 from .shared import Json, Model, Quiet, progress, say, silent, usage_faults
 
+CLONES = "voices make clones a voice from a recording"
+
 app = typer.Typer()
 
 
@@ -22,7 +24,13 @@ def voices(context: typer.Context, model: Model = None, as_json: Json = False) -
     if context.invoked_subcommand:
         return
     config = read_config(resolve(model))
-    print(json.dumps(config.speakers) if as_json else "\n".join(config.speakers))
+    if as_json:
+        print(json.dumps(config.speakers))
+    elif config.speakers:
+        print("\n".join(config.speakers))
+    else:
+        base = config.tts_model_type == "base"
+        say(f"{config.name} has no speakers: " + (CLONES if base else "--instruct describes the voice"))
 
 
 @app.command()
@@ -38,7 +46,7 @@ def make(
     pause: Annotated[float, typer.Option(help="Seconds of silence to add, where it ends in a word.", min=0, max=5)] = 0,
     model: Model = None,
     quiet: Quiet = False,
-    as_json: Json = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Make a voice from a recording, for speak --voice with the same Base model.
 
