@@ -4,7 +4,7 @@ Pre-norm, grouped-query attention with an RMSNorm per head on queries and keys b
 biases. Upstream's multimodal rotary has three equal position rows here, so it is the plain half-split rotary.
 """
 
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,21 +21,21 @@ class LayerCache(Protocol):
 
 
 def rotary(positions: mx.array, head_dim: int, theta: float) -> tuple[mx.array, mx.array]:
-    """cos and sin [B, 1, T, head_dim] float32 for integer positions [B, T], half-split layout.
+    """cos and sin [B, 1, T, head_dim] float32 for integer positions [B, T], half-split layout, as ``rotate`` wants them.
 
     Built once per call and shared by all layers. Tree rows of equal depth share a position, so the row index is
     no position and ``mx.fast.rope``'s consecutive offsets do not fit.
     """
     frequencies = theta ** (-mx.arange(0, head_dim, 2, dtype=mx.float32) / head_dim)
     angles = positions[:, None, :, None].astype(mx.float32) * frequencies
-    angles = mx.concatenate([angles, angles], axis=-1)
-    return mx.cos(angles), mx.sin(angles)
+    cos, sin = mx.cos(angles), mx.sin(angles)
+    return mx.concatenate([cos, cos], axis=-1), mx.concatenate([-sin, sin], axis=-1)
 
 
 def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     """x: [B, H, T, head_dim] turned by its positions, in x's dtype."""
     half = x.shape[-1] // 2
-    turned = mx.concatenate([-x[..., half:], x[..., :half]], axis=-1)
+    turned = mx.concatenate([x[..., half:], x[..., :half]], axis=-1)  # the minus sign is in sin
     return (x * cos + turned * sin).astype(x.dtype)
 
 
@@ -58,25 +58,35 @@ class Linear(nn.Linear):
         return mx.addmm(self.bias, x, matrix) if "bias" in self else x @ matrix
 
     def lay_out(self) -> None:
-        """Keep the matrix as it is multiplied; weights that are set later are not seen.
+        """Keep the matrix as it is multiplied; weights that are set later are not seen."""
+        side_by_side([self])
 
-        Small float32 ones are also turned round in memory on the CPU: in that layout OpenBLAS multiplies a few rows
-        (up to 100^3 products) without packing the matrix anew in every call, so 4 rows cost what one does; in the
-        other its limit is 1,200 results (sgemm_small_kernel_permit_skylakex.c, 0.3.31).
-        """
-        self._matrix = self.weight.T
-        on_cpu = mx.default_device() == mx.Device(mx.cpu)
-        if on_cpu and self.weight.dtype == mx.float32 and self.weight.size <= SMALL_MATRIX:
-            self._matrix = mx.contiguous(self._matrix)
-            self.weight = self._matrix.T
+
+def side_by_side(layers: list[Linear]) -> mx.array:
+    """The matrices of some layers in one [in, sum of out], of which their weights become parts. Changes the layers.
+
+    Small float32 ones are also turned round in memory on the CPU: in that layout OpenBLAS multiplies a few rows (up to
+    100^3 products) without packing the matrix anew in every call, so 4 rows cost what one does; in the other its limit
+    is 1,200 results (sgemm_small_kernel_permit_skylakex.c, 0.3.31).
+    """
+    matrix = mx.concatenate([layer.weight for layer in layers]).T
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    if on_cpu and matrix.dtype == mx.float32 and matrix.size <= SMALL_MATRIX:
+        matrix = mx.contiguous(matrix)
+    begin = 0
+    for layer in layers:
+        end = begin + layer.weight.shape[0]
+        layer._matrix = matrix[:, begin:end]
+        layer.weight, begin = layer._matrix.T, end
+    return matrix
 
 
 def lay_out(module: nn.Module) -> None:
     """Prepare loaded weights for being used again and again; shapes and values stay. Changes ``module``."""
-    for _, leaf in cast(Any, tree_flatten(module.leaf_modules(), is_leaf=nn.Module.is_module)):
-        if hasattr(leaf, "lay_out"):
-            leaf.lay_out()
-            mx.eval([value for value in leaf.values() if isinstance(value, mx.array)])
+    for part in sorted(module.modules(), key=lambda part: len(part.children())):  # what holds others comes last
+        if hasattr(part, "lay_out"):
+            part.lay_out()
+            mx.eval([value for _, value in tree_flatten(part) if isinstance(value, mx.array)])
 
 
 class Attention(nn.Module):
@@ -96,13 +106,34 @@ class Attention(nn.Module):
         self, x: mx.array, position: tuple[mx.array, mx.array], mask: mx.array | None, cache: LayerCache
     ) -> mx.array:
         T, rows = position[0].shape[2], x.shape[0]
-        q = self.q_norm(self.q_proj(x).reshape(-1, T, self.num_heads, self.head_dim)).swapaxes(1, 2)
-        k = self.k_norm(self.k_proj(x).reshape(-1, T, self.num_kv_heads, self.head_dim)).swapaxes(1, 2)
-        v = self.v_proj(x).reshape(-1, T, self.num_kv_heads, self.head_dim).swapaxes(1, 2)
-        q, k = rotate(q, *position), rotate(k, *position)
+        q, k, v = self._together(x, position) if "_qkv" in self else self._apart(x, position)
         k, v = cache.update_and_fetch(k, v)
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.scale, mask=mask)
         return self.o_proj(out.swapaxes(1, 2).reshape(rows, -1))
+
+    def lay_out(self) -> None:
+        """Make queries, keys and values in one product where their matrices are not packed: fewer, larger steps."""
+        projections = [self.q_proj, self.k_proj, self.v_proj]
+        if all(isinstance(projection, Linear) for projection in projections):
+            self._qkv = side_by_side(projections)
+            norms = [self.q_norm.weight] * self.num_heads + [self.k_norm.weight] * self.num_kv_heads
+            self._qk_norm = mx.stack(norms)[:, None]
+
+    def _together(self, x: mx.array, position: tuple[mx.array, mx.array]) -> tuple[mx.array, mx.array, mx.array]:
+        """Queries, keys and values [B, heads, T, head_dim], normed and turned."""
+        num_turned = self.num_heads + self.num_kv_heads
+        heads = (x @ self._qkv).reshape(-1, position[0].shape[2], num_turned + self.num_kv_heads, self.head_dim)
+        heads = heads.swapaxes(1, 2)
+        turned = mx.fast.rms_norm(heads[:, :num_turned], None, self.q_norm.eps) * self._qk_norm
+        turned = rotate(turned, *position)
+        return turned[:, : self.num_heads], turned[:, self.num_heads :], heads[:, num_turned:]
+
+    def _apart(self, x: mx.array, position: tuple[mx.array, mx.array]) -> tuple[mx.array, mx.array, mx.array]:
+        T = position[0].shape[2]
+        q = self.q_norm(self.q_proj(x).reshape(-1, T, self.num_heads, self.head_dim)).swapaxes(1, 2)
+        k = self.k_norm(self.k_proj(x).reshape(-1, T, self.num_kv_heads, self.head_dim)).swapaxes(1, 2)
+        v = self.v_proj(x).reshape(-1, T, self.num_kv_heads, self.head_dim).swapaxes(1, 2)
+        return rotate(q, *position), rotate(k, *position), v
 
 
 class MLP(nn.Module):
