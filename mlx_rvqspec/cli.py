@@ -25,6 +25,19 @@ from .cloned_voice import ClonedVoice
 from .commands.bench import bench
 from .commands.convert import convert
 from .commands.fit import fit
+from .commands.passages import (
+    Clean,
+    DryRun,
+    File,
+    OnRunaway,
+    PassageS,
+    PauseMs,
+    Text,
+    progress_of,
+    read,
+    runaways,
+    show_passages,
+)
 from .commands.shared import (
     CANCELLED,
     FILES,
@@ -48,6 +61,7 @@ from .config import ModelError, read_config, read_json
 from .device_profile import describe
 from .generate import load
 from .load import fingerprints, resolve
+from .passages import PASSAGE_S
 from .prompt import choose_voice
 from .quantisation import label, table_of
 from .reading import Chunk
@@ -59,7 +73,6 @@ from .version import __version__
 
 app = typer.Typer(pretty_exceptions_enable=False)
 
-Text = Annotated[str, typer.Argument(metavar="TEXT|-", help="What to say; - reads it from stdin.", show_default=False)]
 Output = Annotated[
     str | None, option("Output", "File, or - for stdout; else play, or speech.wav.", "--output", "-o", metavar="FILE|-")
 ]
@@ -75,7 +88,6 @@ Speaker = Annotated[str | None, option("Voice", "Who speaks: see mlx-tts voices.
 VoiceFile = Annotated[str | None, option("Voice", "Cloned voice, from mlx-tts voices make.", "--voice", metavar="FILE")]
 Language = Annotated[str, option("Voice", "A name such as english, a code such as en-US, or auto.", metavar="NAME")]
 Instruct = Annotated[str | None, option("Voice", "How to speak, or the voice to design, in words.", metavar="TEXT")]
-Clean = Annotated[bool, option("Voice", "Leave out markdown, emoji and web addresses.", "--clean")]
 Decode = Annotated[Literal["auto", "plain", "spec"], option("Decoding", "Speculative or not; the codes are the same.")]
 Drafter = Annotated[str | None, option("Decoding", "Drafter file, or none; else the model's own.", metavar="FILE")]
 TextFeed = Annotated[Literal["full", "stream"] | None, option("Decoding", "Text at once, or a token per frame.")]
@@ -92,7 +104,13 @@ RestTopK = Annotated[int | None, option("Decoding", "For the other 15 codes; 0 i
 
 @app.command()
 def speak(
-    text: Text,
+    text: Text = None,
+    file: File = None,
+    clean: Clean = False,
+    dry_run: DryRun = False,
+    passage_s: PassageS = PASSAGE_S,
+    paragraph_pause_ms: PauseMs = 600,
+    on_runaway: OnRunaway = "keep",
     output: Output = None,
     format: Format = None,
     force: Force = False,
@@ -105,7 +123,6 @@ def speak(
     voice: VoiceFile = None,
     language: Language = "auto",
     instruct: Instruct = None,
-    clean: Clean = False,
     dtype: Dtype = None,
     decode: Decode = "auto",
     drafter: Drafter = None,
@@ -121,7 +138,7 @@ def speak(
     subtalker_top_k: RestTopK = None,
     subtalker_top_p: Rest = None,
 ) -> None:
-    """Say TEXT into a file, a pipe or the loudspeaker.
+    """Say TEXT, of any length, into a file, a pipe or the loudspeaker.
 
     mlx-tts speak "Hello." -o hello.wav
 
@@ -134,11 +151,13 @@ def speak(
     settings |= {"do_sample": False, "subtalker_do_sample": False} if greedy else {}
     how: dict[str, Any] = {"speaker": speaker, "language": language, "instruct": instruct, "text_feed": text_feed}
     how |= {"decode": None if decode == "auto" else decode, "chunk_frames": chunk_frames}
+    pauses: dict[str, Any] = {"passage_s": passage_s, "paragraph_pause_s": paragraph_pause_ms / 1000}
     how["seed"] = secrets.randbits(32) if seed is None else seed
     tell = silent if quiet or as_json else say
     with usage_faults():
         format = check_output(output, format, force)
-        text = prepare(clean_text(read(text)) if clean else read(text))
+        words = read(text, file)
+        words = prepare(clean_text(words) if clean else words)
         Sampling(**settings)
         folder = resolve(model)
         config = read_config(folder)
@@ -146,20 +165,19 @@ def speak(
         chosen = choose_voice(config, speaker, language, instruct, clone)
         if clone:
             clone.check(config, fingerprints(folder))
-    hint(text, chosen.language, tell)
+    if dry_run:
+        return show_passages(words, pauses, as_json, tell)
+    hint(words, chosen.language, tell)
     with ExitStack() as stack:
         writes, where = open_outputs(stack, output, format, play, config.sample_rate, how["seed"], tell)
         show = stack.enter_context(progress(not quiet))
         engine = load(folder, dtype=dtype, drafter=drafter)
         with usage_faults():
-            chunks = engine.stream(text, sampling=replace(engine.sampling, **settings), **how)
+            how |= {"sampling": replace(engine.sampling, **settings), "on_runaway": on_runaway}
+            chunks = engine.stream(words, **how, **pauses)
         last = drain(chunks, writes, show)
-    report(last, {"output": where, **chosen.facts(), "voice": voice, "why_plain": engine.why_plain}, as_json, tell)
-
-
-def read(text: str) -> str:
-    """The text, or all of stdin for "-"; bytes that are no UTF-8 are left for ``prepare`` to refuse."""
-    return sys.stdin.buffer.read().decode("utf-8", "surrogateescape") if text == "-" else text
+    facts = {"output": where, **chosen.facts(), "voice": voice, "why_plain": engine.why_plain}
+    report(last, facts, on_runaway, as_json, tell)
 
 
 def hint(text: str, language: str, tell: Tell) -> None:
@@ -218,7 +236,7 @@ def drain(chunks: Iterator[Chunk], writes: list[Write], show: Tell) -> Chunk:
         for last in chunks:
             for write in writes:
                 write(last.audio)
-            show(f"{last.stats.audio_s:.1f} s of speech, RTF {last.stats.realtime_factor:.2f}")
+            show(progress_of(last.stats))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes at exit
         raise typer.Exit(PIPE_CLOSED) from None
@@ -226,8 +244,11 @@ def drain(chunks: Iterator[Chunk], writes: list[Write], show: Tell) -> Chunk:
     return last
 
 
-def report(last: Chunk, facts: dict[str, Any], as_json: bool, tell: Tell) -> None:
-    """The line, or object, that sums a run up; exits with GENERATION if the speech did not end by itself."""
+def report(last: Chunk, facts: dict[str, Any], on_runaway: str, as_json: bool, tell: Tell) -> None:
+    """The line, or object, that sums a run up; exits with GENERATION if the speech did not end by itself.
+
+    Silence that was asked to be trimmed is no fault.
+    """
     stats = last.stats
     if as_json:
         facts |= {"finish_reason": last.finish_reason}
@@ -240,9 +261,11 @@ def report(last: Chunk, facts: dict[str, Any], as_json: bool, tell: Tell) -> Non
             f"RTF {stats.realtime_factor:.2f}, first sound after {stats.time_to_first_audio_s:.2f} s, "
             f"{stats.codes_per_round:.2f} codes per round ({stats.decode}), seed {stats.seed}"
         )
-    if last.finish_reason != "stop":
+    for line in runaways(stats):
+        tell(line)
+    if last.finish_reason not in (("stop", "silence") if on_runaway == "trim" else ("stop",)):
         what = f"ended by {last.finish_reason} after {stats.frames} frames, before the text did"
-        raise Fault(GENERATION, f"{what}; the sound was kept; try another --seed, or more --max-frames")
+        raise Fault(GENERATION, f"{what}; the sound was kept; try another --seed, --on-runaway or --max-frames")
 
 
 @app.command()

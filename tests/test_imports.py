@@ -46,6 +46,7 @@ ORDER = [
     {"fit.offsets", "fit.grow_tree", "fit.device", "fit.recordings"},
     {"fit.run"},
     {"commands.shared"},
+    {"commands.passages"},
     {"commands.convert"},
     {"commands.bench"},
     {"commands.fit", "commands.voices"},

@@ -67,6 +67,7 @@ def test_the_speak_line_writes_hello(environment, tmp_path):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_readme_works(command, environment, tmp_path):
+    (tmp_path / "book.txt").write_text("One.\n\nTwo.\n")
     run(command, environment, tmp_path)
     for name in re.findall(r"\w+\.wav(?:\.gz)?", command.partition("#")[0]):
         assert (tmp_path / name).stat().st_size > 0
