@@ -4,6 +4,7 @@ from .blas import prefer_openblas
 
 BLAS = prefer_openblas()  # before anything imports MLX
 
+from .batch import Input  # noqa: E402
 from .cloned_voice import ClonedVoice  # noqa: E402
 from .config import ModelError  # noqa: E402
 from .generate import Engine, Speech, load  # noqa: E402
@@ -13,5 +14,15 @@ from .sampling import Sampling  # noqa: E402
 from .utterance import GenerationError  # noqa: E402
 from .version import __version__  # noqa: E402
 
-__all__ = ["Chunk", "ClonedVoice", "Engine", "GenerationError", "ModelError", "Sampling", "Speech", "__version__"]
+__all__ = [
+    "Chunk",
+    "ClonedVoice",
+    "Engine",
+    "GenerationError",
+    "Input",
+    "ModelError",
+    "Sampling",
+    "Speech",
+    "__version__",
+]
 __all__ += ["load", "read_recording"]

@@ -22,6 +22,7 @@ import typer
 
 from .audio import FORMATS, Player, Write, choose_format, open_file, pipe_writer
 from .cloned_voice import ClonedVoice
+from .commands.batch import batch
 from .commands.bench import bench
 from .commands.convert import convert
 from .commands.fit import fit
@@ -295,6 +296,7 @@ def info(model: Model = None, as_json: Json = False) -> None:
             print(f"{name:14} {', '.join(value) if isinstance(value, tuple) else value}")
 
 
+app.command()(batch)
 app.command()(fit)
 app.add_typer(voices_app, name="voices")
 app.command()(convert)

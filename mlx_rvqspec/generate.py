@@ -7,14 +7,15 @@ they share no state.
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 import numpy as np
 
+from .batch import Input, read_batch
 from .cloned_voice import ClonedVoice
 from .device_profile import read_profiles
 from .encoders import Encoders
@@ -24,16 +25,20 @@ from .model import Qwen3TTS
 from .owner import owner
 from .passages import PARAGRAPH_PAUSE_S, PASSAGE_S, split, spoken
 from .prompt import TEXT_FEEDS, choose_voice
-from .reading import Chunk, Job, Reader
+from .reading import Chunk, How, Job, Reader
 from .sampling import MAX_SEED, Sampling
 from .spec_decode.drafter import Drafter, device_name, find, rows_for
 from .spec_decode.stats import Stats
 from .text import prepare
+from .utterance import GenerationError
+
+T = TypeVar("T")
 
 NO_DRAFTER = "this model has no drafter, which would decode several codes at a time; mlx-tts fit makes one"
 DOES_NOT_PAY = "speculation was measured on this device and does not pay"
 COMPILER = "g++"  # what MLX runs to compile kernels for the CPU
 CHUNK_FRAMES = 4  # where nothing was measured: 0.32 s
+BATCH_SIZE = 8
 SPEAK_CHUNK_FRAMES = 16  # speak() has no listener to hurry for; larger chunks cost memory and save little
 
 
@@ -96,7 +101,7 @@ class Engine:
         on_runaway: str = "keep",
     ) -> Speech:
         """The whole of ``text`` as speech: the codes and samples of ``stream`` with the same options."""
-        chunks = list(
+        return self._whole(
             self.stream(
                 text,
                 speaker=speaker,
@@ -112,14 +117,6 @@ class Engine:
                 paragraph_pause_s=paragraph_pause_s,
                 on_runaway=on_runaway,
             )
-        )
-        last = chunks[-1]
-        return Speech(
-            audio=np.concatenate([chunk.audio for chunk in chunks]),
-            sample_rate=self.sample_rate,
-            codes=np.concatenate([chunk.codes for chunk in chunks]),
-            finish_reason=last.finish_reason or "",
-            stats=last.stats,
         )
 
     def stream(
@@ -153,27 +150,94 @@ class Engine:
         Raises ValueError at the call for anything the model cannot do (ModelError for a voice that is not for it),
         GenerationError while iterating.
         """
+        how = self._how(decode, sampling, text_feed, chunk_frames, passage_s, paragraph_pause_s, on_runaway)
+        job = self._job(Input(text, speaker, voice, language, instruct, choose_seed(seed)), how)
+        return self._pump(self._reader.read(job))
+
+    def speak_batch(
+        self,
+        inputs: Sequence[str | Input],
+        *,
+        seed: int | None = None,
+        decode: str | None = None,
+        sampling: Sampling | None = None,
+        text_feed: str | None = None,
+        passage_s: float = PASSAGE_S,
+        paragraph_pause_s: float = PARAGRAPH_PAUSE_S,
+        on_runaway: str = "keep",
+        batch_size: int = BATCH_SIZE,
+    ) -> list[Speech | ValueError | GenerationError]:
+        """For each input, in their order, its Speech, or the error that ``speak`` would raise for it.
+
+        Up to batch_size passages are spoken side by side, each with the codes it has when spoken alone, up to rounding;
+        in float32 a code differs only where two scores are equal to the sixth digit. seed: of the inputs that have
+        none; drawn for each when None. For the other options see ``stream``.
+        Raises ValueError for an option that cannot be.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; expected 1 or more")
+        how = self._how(decode, sampling, text_feed, SPEAK_CHUNK_FRAMES, passage_s, paragraph_pause_s, on_runaway)
+        results: dict[int, Any] = {}
+        jobs: dict[int, Job] = {}
+        for number, item in enumerate(inputs):
+            item = Input(item) if isinstance(item, str) else item
+            try:
+                jobs[number] = self._job(replace(item, seed=choose_seed(seed if item.seed is None else item.seed)), how)
+            except ValueError as error:  # the input's own
+                results[number] = error
+        numbers = list(jobs)
+        for number, made in self._pump(read_batch(self._reader, list(jobs.values()), batch_size)):
+            results[numbers[number]] = made if isinstance(made, GenerationError) else self._whole(made)
+        return [results[number] for number in range(len(inputs))]
+
+    def _whole(self, chunks: Iterable[Chunk]) -> Speech:
+        """All chunks of a text as one."""
+        chunks = list(chunks)
+        return Speech(
+            audio=np.concatenate([chunk.audio for chunk in chunks]),
+            sample_rate=self.sample_rate,
+            codes=np.concatenate([chunk.codes for chunk in chunks]),
+            finish_reason=chunks[-1].finish_reason or "",
+            stats=chunks[-1].stats,
+        )
+
+    def _how(
+        self,
+        decode: str | None,
+        sampling: Sampling | None,
+        text_feed: str | None,
+        chunk_frames: int | None,
+        passage_s: float,
+        paragraph_pause_s: float,
+        on_runaway: str,
+    ) -> How:
+        """These options, with the model's own where None. Raises ValueError for one that cannot be."""
         if on_runaway not in POLICIES:
             raise ValueError(f"on_runaway is {on_runaway!r}; expected one of {', '.join(POLICIES)}")
         if not (passage_s >= 1 and 0 <= paragraph_pause_s < float("inf")):
             given = f"passage_s is {passage_s}, paragraph_pause_s is {paragraph_pause_s}"
             raise ValueError(f"{given}; expected 1 or more, and 0 or more")
-        passages = spoken(split(prepare(text), passage_s=passage_s, paragraph_pause_s=paragraph_pause_s))
-        clone = ClonedVoice.load(voice) if isinstance(voice, (str, Path)) else voice
-        if not isinstance(clone, (ClonedVoice, type(None))):
-            raise ValueError(f"voice is {type(clone).__name__}; expected what make_voice made, or its file")
-        chosen = choose_voice(self.config, speaker, language, instruct, clone)
-        if clone:
-            clone.check(self.config, self._model.fingerprints)
-        decode, seed = self._choose_decode(decode), choose_seed(seed)
         feed = text_feed or self.text_feed
         if feed not in TEXT_FEEDS:
             raise ValueError(f"text_feed is {text_feed!r}; expected one of {', '.join(TEXT_FEEDS)}")
         chunk_frames = self.chunk_frames if chunk_frames is None else chunk_frames
         if chunk_frames < 1:
             raise ValueError(f"chunk_frames is {chunk_frames}; expected 1 or more")
-        job = Job(passages, chosen, seed, decode, sampling or self.sampling, feed, chunk_frames, on_runaway)
-        return self._pump(self._reader.read(job))
+        settings = sampling or self.sampling
+        return How(self._choose_decode(decode), settings, feed, chunk_frames, passage_s, paragraph_pause_s, on_runaway)
+
+    def _job(self, item: Input, how: How) -> Job:
+        """One text to read, whose seed is given. Raises ValueError for anything the model cannot do."""
+        text, voice = prepare(item.text), item.voice
+        clone = ClonedVoice.load(voice) if isinstance(voice, (str, Path)) else voice
+        if not isinstance(clone, (ClonedVoice, type(None))):
+            raise ValueError(f"voice is {type(clone).__name__}; expected what make_voice made, or its file")
+        chosen = choose_voice(self.config, item.speaker, item.language, item.instruct, clone)
+        if clone:
+            clone.check(self.config, self._model.fingerprints)
+        pauses = {"passage_s": how.passage_s, "paragraph_pause_s": how.paragraph_pause_s}
+        assert item.seed is not None
+        return Job(spoken(split(text, **pauses)), chosen, item.seed, how)
 
     def _choose_decode(self, decode: str | None) -> str:
         """The faster one when None."""
@@ -183,15 +247,15 @@ class Engine:
             raise ValueError(f"decode is 'spec', but {self.why_plain}")
         return decode or ("plain" if self.why_plain else "spec")
 
-    def _pump(self, chunks: Generator[Chunk | None, None, None]) -> Generator[Chunk, None, None]:
+    def _pump(self, items: Generator[T | None, None, None]) -> Generator[T, None, None]:
         """Run a generator on the owner thread, one step per item, and close it there when the caller is done."""
         end = object()
         try:
-            while (chunk := owner().run(next, chunks, end)) is not end:
-                if isinstance(chunk, Chunk):
-                    yield chunk
+            while (item := owner().run(next, items, end)) is not end:
+                if item is not None:
+                    yield cast(T, item)
         finally:
-            owner().run(chunks.close)
+            owner().run(items.close)
 
     def encode(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
         """Codes [T, 16] int32 of a recording, audio [S] float in -1..1: a frame for every 80 ms that were begun.

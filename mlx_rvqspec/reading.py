@@ -44,25 +44,37 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What to say and how, checked: see ``Engine.stream``."""
+class How:
+    """How to read, checked: see ``Engine.stream``."""
 
-    passages: tuple[Passage, ...]
-    voice: Voice
-    seed: int
     decode: str
     sampling: Sampling
     text_feed: str
     chunk_frames: int
+    passage_s: float
+    paragraph_pause_s: float
     on_runaway: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to say, and how."""
+
+    passages: tuple[Passage, ...]
+    voice: Voice
+    seed: int
+    how: How
+
+
+Sound = Callable[[list[Frame], int, State, int], tuple[Piece, State]]  # see Reader._sound
 
 
 class Account:
     """Adds up the Stats of one job."""
 
-    def __init__(self, job: Job, tally: Tally, config: ModelConfig) -> None:
+    def __init__(self, job: Job, tally: Tally, config: ModelConfig, start: float | None = None) -> None:
         self.job, self.tally, self.config = job, tally, config
-        self.start, self.first_audio_s = time.perf_counter(), 0.0
+        self.start, self.first_audio_s = start or time.perf_counter(), 0.0
         self.frames, self.passage_frames, self.num_samples, self.speech_s = 0, 0, 0, 0.0
         self.attempts: tuple[Attempt, ...] = ()
         self.all_s = sum(passage.ordinary_s for passage in job.passages)
@@ -86,7 +98,7 @@ class Account:
             done_s = self.done_s
         return Stats(
             seed=self.job.seed,
-            decode=self.job.decode,
+            decode=self.job.how.decode,
             frames=self.frames,
             frame_rate_hz=rate,
             total_s=now_s,
@@ -104,6 +116,29 @@ class Account:
         self.attempts += (Attempt(number, seed, frames, reason),)
 
 
+class Row:
+    """One passage being spoken: its line, its frames as sound, and the watch that listens to it."""
+
+    def __init__(self, line: Line, sound: Sound, state: State, chunk_frames: int, frame_rate_hz: float) -> None:
+        self.line, self.watch = line, SilenceWatch(frame_rate_hz)
+        self._sound, self._state, self._chunk_frames = sound, state, chunk_frames
+        self._waiting: list[Frame] = []
+        self._done = 0
+
+    def add(self, frame: Frame) -> Piece | None:
+        """The frames since the last piece, once there are enough of them or they end."""
+        self._waiting.append(frame)
+        if len(self._waiting) < self._chunk_frames and not frame.reason:
+            return None
+        piece, self._state = self._sound(self._waiting, self._chunk_frames, self._state, self._done)
+        self._done, self._waiting = self._done + len(self._waiting), []
+        return self.watch.judge(piece)
+
+
+# Seed and pieces of passage ``number`` of a job, at most so many frames; None where the next is not ready.
+Passages = Callable[[Job, int, Account, int | None], Iterator[tuple[int, Piece | None]]]
+
+
 class Reader:
     """Reads aloud with one model. Belongs to the owner thread, where all of it runs."""
 
@@ -117,18 +152,22 @@ class Reader:
     ) -> None:
         self._model, self._wrap, self._drafter = model, wrap, drafter
         self._num_nodes, self._adapt = num_nodes, adapt
-        self._rate_hz = model.config.frame_rate_hz
         self._steps: dict[Any, Steps] = {}
         self._speech_step = wrap(model.speech_decoder.step)
         self._states: WeakKeyDictionary[ClonedVoice, State] = WeakKeyDictionary()
 
-    def read(self, job: Job) -> Generator[Chunk | None, None, None]:
-        """The speech of a job, chunk by chunk; None where the next is not ready, so that others get their turn."""
-        account = Account(job, self.steps_for(job.sampling, job.decode).new_tally(), self._model.config)
-        left, last, worst = job.sampling.max_frames, len(job.passages) - 1, "stop"
+    def read(
+        self, job: Job, passages: Passages | None = None, start: float | None = None
+    ) -> Generator[Chunk | None, None, None]:
+        """The speech of a job, chunk by chunk; None where the next is not ready, so that others get their turn.
+
+        passages: where the pieces of each passage come from, if they have been made; start: since when it is at work.
+        """
+        account = Account(job, self.steps_for(job.how.sampling, job.how.decode).new_tally(), self._model.config, start)
+        left, last, worst = job.how.sampling.max_frames, len(job.passages) - 1, "stop"
         for number, passage in enumerate(job.passages):
             begins = True
-            for seed, piece in self._passage(job, number, account, left):
+            for seed, piece in (passages or self._passage)(job, number, account, left):
                 if piece is None:
                     yield None
                     continue
@@ -152,12 +191,13 @@ class Reader:
         self, job: Job, number: int, account: Account, max_frames: int | None
     ) -> Iterator[tuple[int, Piece | None]]:
         """The seed and the pieces of one passage that are to be heard, by the job's rule for runaways."""
-        num_attempts = NUM_ATTEMPTS if job.on_runaway == "retry" else 1
+        num_attempts = NUM_ATTEMPTS if job.how.on_runaway == "retry" else 1
         for attempt in range(num_attempts):
-            seed, watch, held = attempt_seed(job.seed, attempt), SilenceWatch(self._rate_hz), []
-            pieces = self._pieces(job, job.passages[number], seed, max_frames, watch)
-            for piece in trimmed(pieces, watch) if job.on_runaway == "trim" else pieces:
-                if job.on_runaway == "error" and piece and piece.reason not in (None, "stop"):
+            seed, held = attempt_seed(job.seed, attempt), []
+            row = self.row(job, number, seed, max_frames)
+            pieces = self._pieces(job, row)
+            for piece in trimmed(pieces, row.watch) if job.how.on_runaway == "trim" else pieces:
+                if job.how.on_runaway == "error" and piece and piece.reason not in (None, "stop"):
                     raise GenerationError(f"{runaway(piece.reason, job, number)}; try another seed")
                 if attempt + 1 < num_attempts:  # no one can unhear it: it waits until it has ended by itself
                     held.append(piece)
@@ -171,26 +211,25 @@ class Reader:
                 return
             account.end(number, seed, sum(len(piece.codes) for piece in held), held[-1].reason)
 
-    def _pieces(
-        self, job: Job, passage: Passage, seed: int, max_frames: int | None, watch: SilenceWatch
-    ) -> Iterator[Piece]:
-        """The frames of one passage with one seed, chunk by chunk, until they end or fall silent."""
-        model, steps = self._model, self.steps_for(job.sampling, job.decode)
+    def row(self, job: Job, number: int, seed: int, max_frames: int | None) -> Row:
+        """What it takes to speak passage ``number`` with one seed; max_frames: None for what its text can need."""
+        model, text = self._model, job.passages[number].text
         if max_frames is None:
-            max_frames = min(math.ceil(longest_speech_s(passage.text) * self._rate_hz), model.max_frames)
-        prompt = build_prompt(model.config, model.tokenizer, passage.text, job.voice, job.text_feed)
+            max_frames = min(math.ceil(longest_speech_s(text) * model.config.frame_rate_hz), model.max_frames)
+        prompt = build_prompt(model.config, model.tokenizer, text, job.voice, job.how.text_feed)
         line = Line(*embed_prompt(prompt, model), seed, max_frames)
-        state, waiting, done = self._state_before(job.voice.clone), [], 0
-        for frame in speak_line(steps, line, job.sampling):
-            waiting.append(frame)
-            if len(waiting) < job.chunk_frames and not frame.reason:
-                continue
-            piece, state = self._sound(waiting, job.chunk_frames, state, done)
-            piece = watch.judge(piece)
-            yield piece
-            if piece.reason:
-                return
-            done, waiting = done + len(waiting), []
+        return Row(
+            line, self._sound, self._state_before(job.voice.clone), job.how.chunk_frames, model.config.frame_rate_hz
+        )
+
+    def _pieces(self, job: Job, row: Row) -> Iterator[Piece]:
+        """The frames of a row, chunk by chunk, until they end or fall silent."""
+        for frame in speak_line(self.steps_for(job.how.sampling, job.how.decode), row.line, job.how.sampling):
+            piece = row.add(frame)
+            if piece:
+                yield piece
+                if piece.reason:
+                    return
 
     def steps_for(self, sampling: Sampling, decode: str) -> Steps:
         """The compiled calls for this form of sampling, made once."""

@@ -15,6 +15,7 @@ ORDER = [
         "recording",
         "text",
         "spec_decode.pace",
+        "manifest",
         "spec_decode.stats",
         "spec_decode.tree",
     },
@@ -40,6 +41,7 @@ ORDER = [
     {"bench.frame"},
     {"bench.scaling"},
     {"reading"},
+    {"batch"},
     {"generate"},
     {"bench.speech"},
     {"bench.run"},
@@ -49,7 +51,7 @@ ORDER = [
     {"commands.passages"},
     {"commands.convert"},
     {"commands.bench"},
-    {"commands.fit", "commands.voices"},
+    {"commands.fit", "commands.voices", "commands.batch"},
     {"cli"},
 ]
 RANK = {m: i for i, row in enumerate(ORDER) for m in row}
