@@ -87,10 +87,10 @@ def batch(
         Sampling(max_frames=max_frames)
         folder = resolve(model)
         config = read_config(folder)
-        check_rows(wanted, config, fingerprint(folder))
-    output.mkdir(parents=True, exist_ok=True)
+        check_rows(wanted, config, folder)
     settings = {"model": fingerprint(folder), "dtype": dtype, "version": __version__, "format": format}
     settings |= {"max_frames": max_frames, "batch_size": batch_size, **how}
+    output.mkdir(parents=True, exist_ok=True)
     record = Record(output, f"-{part}-of-{num_parts}" if num_parts > 1 else "")
     lengths = [ordinary_s(row.text) for row in wanted]
     groups = groups_of(lengths, batch_size)[part - 1 :: num_parts]
@@ -124,7 +124,7 @@ def shard_of(shard: str | None) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def check_rows(rows: list[Row], config: ModelConfig, model: str) -> None:
+def check_rows(rows: list[Row], config: ModelConfig, folder: Path) -> None:
     """Refuse the batch for the first row the model cannot speak: hours later would be a bad time to say so."""
     for row in rows:
         try:
@@ -132,7 +132,7 @@ def check_rows(rows: list[Row], config: ModelConfig, model: str) -> None:
             clone = ClonedVoice.load(row.voice) if row.voice else None
             choose_voice(config, row.speaker, row.language, row.instruct, clone)
             if clone:
-                clone.check(config, model)
+                clone.check(config, fingerprint(folder))
         except ValueError as error:
             raise ValueError(f"{row.file}: {error}") from error
 
