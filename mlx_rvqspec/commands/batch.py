@@ -16,7 +16,7 @@ from ..batch import Input
 from ..cloned_voice import ClonedVoice
 from ..config import ModelConfig, read_config
 from ..generate import BATCH_SIZE, Engine, load
-from ..load import fingerprint, resolve
+from ..load import fingerprint, fingerprints, resolve
 from ..manifest import Record, Row, groups_of, key_of, read_rows
 from ..passages import PASSAGE_S, ordinary_s
 from ..prompt import choose_voice
@@ -132,7 +132,7 @@ def check_rows(rows: list[Row], config: ModelConfig, folder: Path) -> None:
             clone = ClonedVoice.load(row.voice) if row.voice else None
             choose_voice(config, row.speaker, row.language, row.instruct, clone)
             if clone:
-                clone.check(config, fingerprint(folder))
+                clone.check(config, fingerprints(folder))
         except ValueError as error:
             raise ValueError(f"{row.file}: {error}") from error
 
