@@ -21,7 +21,7 @@ class LayerCache(Protocol):
 
 
 def rotary(positions: mx.array, head_dim: int, theta: float) -> tuple[mx.array, mx.array]:
-    """cos and sin [B, 1, T, head_dim] float32 for integer positions [B, T], half-split layout, as ``rotate`` wants them.
+    """cos and sin [B, 1, T, head_dim] float32 for integer positions [B, T], half-split layout, for ``rotate``.
 
     Built once per call and shared by all layers. Tree rows of equal depth share a position, so the row index is
     no position and ``mx.fast.rope``'s consecutive offsets do not fit.
@@ -105,7 +105,7 @@ class Attention(nn.Module):
     def __call__(
         self, x: mx.array, position: tuple[mx.array, mx.array], mask: mx.array | None, cache: LayerCache
     ) -> mx.array:
-        T, rows = position[0].shape[2], x.shape[0]
+        rows = x.shape[0]
         q, k, v = self._together(x, position) if "_qkv" in self else self._apart(x, position)
         k, v = cache.update_and_fetch(k, v)
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.scale, mask=mask)
