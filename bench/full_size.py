@@ -153,6 +153,7 @@ def write_checkpoint(folder: Path) -> None:
     speech_config = folder / "speech_tokenizer" / "config.json"
     speech = json.loads(speech_config.read_text())
     speech["decoder_config"].update(DECODER)
+    speech.pop("encoder_config", None)  # the template's is of other sizes, and its weights are not written
     speech_config.write_text(json.dumps(speech))
     for path, prefix, shapes, dtype in (
         (folder, "", talker_shapes(), mx.bfloat16),

@@ -1,12 +1,13 @@
 """Measuring: what is counted is right, what is timed is what runs, and the command gives a table and the figures."""
 
+import importlib
 import json
 from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import TINY
+from conftest import ROOT, TINY
 from test_rounds_speech import engine as speculating_engine
 from test_rounds_speech import random_drafter
 
@@ -116,3 +117,45 @@ def test_a_suite_that_is_not_there_is_a_usage_fault(monkeypatch, capsys):
     with pytest.raises(SystemExit) as done:
         cli.main()
     assert done.value.code == 2 and "expected speech, frame, scaling" in capsys.readouterr().err
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    """A function that imports a script of bench/."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    return importlib.import_module
+
+
+def test_the_tables_are_those_of_the_results(scripts):
+    table = scripts("table")
+    for path in table.PAGES:
+        assert table.fill(path.read_text()) == path.read_text(), f"{path.name}: run python bench/table.py"
+    assert "Not run yet." in table.fill("<!-- table peers -->\nold\n<!-- end -->") or "| text to codes" in table.fill(
+        "<!-- table peers -->\nold\n<!-- end -->"
+    )
+
+
+def test_a_call_reads_or_multiplies_and_launches(scripts):
+    model = scripts("cost_model")
+    device = model.Device("a device", gb_per_s=100 / model.SHARE_OF_PEAK, tflops=1 / model.SHARE_OF_PEAK)
+    # 50 M weights are 0.1 GB: 1 ms to read, 0.1 ms to multiply with a row
+    assert model.call_ms(device, 50e6, 1, 0, 5.0) == pytest.approx(1.0)
+    assert model.call_ms(device, 50e6, 1, 100, 5.0) == pytest.approx(1.5)
+    assert model.call_ms(device, 50e6, 32, 0, 5.0) == pytest.approx(3.2)
+    assert model.error([{"predicted": 2.0, "published": 1.0}]) == pytest.approx(np.log(2))
+
+
+def test_the_peers_script_tells_how_far_greedy_codes_agree(scripts):
+    peers = scripts("peers")
+
+    class Fake:
+        def __init__(self, *codes):
+            self.codes = list(codes)
+
+        def ask(self, task):
+            assert task["temperature"] == 0
+            return {"codes": self.codes[task.get("num_nodes", 1) > 1]}
+
+    workers = {"peer": Fake([1, 2, 3]), "ours": Fake([1, 2, 3], [1, 9, 3])}
+    found = peers.compare_codes(workers, peers.sides_of(False, 8), {"temperature": 0.9})
+    assert found["equal_frames"] == {"ours plain uncompiled": 3, "ours spec 8 uncompiled": 1}
