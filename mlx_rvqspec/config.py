@@ -334,8 +334,15 @@ def _check_encoders(config: ModelConfig, where: str) -> None:
     if encoder and (encoder.head_dim % 2 or encoder.num_attention_heads % encoder.num_key_value_heads):
         heads = f"{encoder.num_attention_heads} heads for {encoder.num_key_value_heads}, head_dim {encoder.head_dim}"
         raise ModelError(f"{where}: the speech encoder cannot have {heads}")
-    if speaker and len({*map(len, (speaker.enc_channels, speaker.enc_kernel_sizes, speaker.enc_dilations))}) != 1:
-        raise ModelError(f"{where}: the lists of speaker_encoder_config differ in length")
+    if encoder and encoder.num_filters % 2:
+        raise ModelError(f"{where}: num_filters of the speech encoder is {encoder.num_filters}, which has no half")
+    if speaker:
+        lists = speaker.enc_channels, speaker.enc_kernel_sizes, speaker.enc_dilations
+        if len({*map(len, lists)}) != 1 or len(lists[0]) < 3:
+            raise ModelError(f"{where}: the lists of speaker_encoder_config differ in length or are too short")
+        if any(width % speaker.enc_res2net_scale for width in speaker.enc_channels[1:-1]):
+            parts = f"{speaker.enc_channels[1:-1]} into {speaker.enc_res2net_scale} parts"
+            raise ModelError(f"{where}: speaker_encoder_config divides channels of {parts}")
     if encoder and (encoder.samples_per_frame, encoder.codebook_size) != (
         decoder.samples_per_frame,
         decoder.codebook_size,

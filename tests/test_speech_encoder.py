@@ -139,6 +139,35 @@ def test_published_files_leave_out_what_upstreams_classes_put_in(tmp_path: Path)
         read_config(folder)
 
 
+@pytest.mark.parametrize(
+    "key, value, message",
+    [
+        ("enc_channels", [32, 32, 96], "differ in length"),
+        ("enc_channels", [], "differ in length"),
+        ("enc_kernel_sizes", [5, 3], "differ in length"),
+        ("enc_res2net_scale", 7, "into 7 parts"),
+        ("enc_attention_channels", 17, "speaker_encoder|asp"),
+        ("num_filters", 1, "has no half"),
+        ("num_key_value_heads", 3, "4 heads for 3"),
+        ("upsampling_ratios", [8, 6, 5, 5], "encodes 2400 samples a frame"),
+        ("codebook_size", 65, "codebooks of 65, but decodes 1920 with 64"),
+        ("intermediate_size", 65, "mlp.fc"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_one_error(tmp_path: Path, key: str, value: object, message: str) -> None:
+    folder = Path(shutil.copytree(BASE, tmp_path / "model", ignore=shutil.ignore_patterns("*.npz")))
+    speaker = key.startswith("enc_")
+    path = "config.json" if speaker else "speech_tokenizer/config.json"
+    section = "speaker_encoder_config" if speaker else "encoder_config"
+    data = json.loads((folder / path).read_text())
+    data[section][key] = value
+    (folder / path).write_text(json.dumps(data))
+    with pytest.raises(ModelError, match=message):
+        loaded = read_config(folder)
+        load_speaker_encoder(loaded, folder)
+        load_speech_encoder(loaded, folder)
+
+
 def test_a_model_without_encoders_says_so() -> None:
     folder = GOLDEN / "tiny_voicedesign"
     with pytest.raises(ModelError, match="no speaker encoder"):
