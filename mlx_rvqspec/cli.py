@@ -26,6 +26,8 @@ from .commands.batch import batch
 from .commands.bench import bench
 from .commands.convert import convert
 from .commands.fit import fit
+from .commands.inspect import check_folder, inspect, write_report
+from .commands.overview import Overview
 from .commands.passages import (
     Clean,
     DryRun,
@@ -66,13 +68,14 @@ from .passages import PASSAGE_S
 from .prompt import choose_voice
 from .quantisation import label, table_of
 from .reading import Chunk
+from .report.record import Recorder
 from .sampling import MAX_SEED, Sampling
 from .text import clean as clean_text
 from .text import prepare
 from .utterance import GenerationError
 from .version import __version__
 
-app = typer.Typer(pretty_exceptions_enable=False)
+app = typer.Typer(pretty_exceptions_enable=False, cls=Overview)
 
 Output = Annotated[
     str | None, option("Output", "File, or - for stdout; else play, or speech.wav.", "--output", "-o", metavar="FILE|-")
@@ -82,6 +85,9 @@ Format = Annotated[
 ]
 Force = Annotated[bool, option("Output", "Replace an existing file.", "--force")]
 Play = Annotated[bool, option("Output", "Play while speaking, also with -o.", "--play")]
+Report = Annotated[
+    Path | None, option("Output", "Folder for pictures of the run: report.html, codes.npz.", "--report", metavar="DIR")
+]
 ChunkFrames = Annotated[
     int | None, option("Output", "Frames of 80 ms handed out at a time; else as measured.", min=1, metavar="N")
 ]
@@ -116,6 +122,7 @@ def speak(
     format: Format = None,
     force: Force = False,
     play: Play = False,
+    pictures: Report = None,
     chunk_frames: ChunkFrames = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -157,6 +164,8 @@ def speak(
     tell = silent if quiet or as_json else say
     with usage_faults():
         format = check_output(output, format, force)
+        if pictures:
+            check_folder(pictures, force)
         words = read(text, file)
         words = prepare(clean_text(words) if clean else words)
         Sampling(**settings)
@@ -176,7 +185,11 @@ def speak(
         with usage_faults():
             how |= {"sampling": replace(engine.sampling, **settings), "on_runaway": on_runaway}
             chunks = engine.stream(words, **how, **pauses)
-        last = drain(chunks, writes, show)
+        recorder = Recorder()
+        last = drain(recorder.watch(chunks) if pictures else chunks, writes, show)
+    if pictures:
+        told = {"text": words, "model": str(model or "built-in voice"), **chosen.facts()}
+        tell(f"pictures: {write_report(recorder.record(config.sample_rate, told), where, pictures)}")
     facts = {"output": where, **chosen.facts(), "voice": voice, "why_plain": engine.why_plain}
     report(last, facts, on_runaway, as_json, tell)
 
@@ -269,7 +282,7 @@ def report(last: Chunk, facts: dict[str, Any], on_runaway: str, as_json: bool, t
         raise Fault(GENERATION, f"{what}; the sound was kept; try another --seed, --on-runaway or --max-frames")
 
 
-@app.command()
+@app.command(short_help="Show a model, and what would run here.")
 def info(model: Model = None, as_json: Json = False) -> None:
     """Show a model, and what it would run on, without loading its weights."""
     folder = resolve(model)
@@ -296,11 +309,12 @@ def info(model: Model = None, as_json: Json = False) -> None:
             print(f"{name:14} {', '.join(value) if isinstance(value, tuple) else value}")
 
 
-app.command()(batch)
-app.command()(fit)
-app.add_typer(voices_app, name="voices")
-app.command()(convert)
-app.command()(bench)
+app.command(short_help="Say many texts into files, resumably.")(batch)
+app.command(short_help="Make a model's drafter, and measure what it brings here.")(fit)
+app.add_typer(voices_app, name="voices", short_help="List a model's speakers; voices make clones one.")
+app.command(short_help="Make a quantised copy of a model.")(convert)
+app.command(short_help="Show a sound file or a run in pictures.")(inspect)
+app.command(short_help="Measure a model on this machine.")(bench)
 
 
 @app.callback(invoke_without_command=True)
@@ -318,7 +332,7 @@ def main() -> NoReturn:
     """Run the command line and exit; a fault is one line on stderr."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: a half-written file is removed
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(standalone_mode=False, prog_name="mlx-tts"))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(CANCELLED)
     except Fault as error:

@@ -329,3 +329,29 @@ def test_a_signal_at_any_moment_leaves_a_whole_file_or_none(start, tmp_path, del
     assert [path.name for path in tmp_path.iterdir()] == (["a.wav"] if (tmp_path / "a.wav").exists() else [])
     if (tmp_path / "a.wav").exists():
         assert len(samples(tmp_path / "a.wav")) == 7 * 1920
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("sp", ["speak"]), ("speak --dec", ["--decode"]), ("speak --decode ", ["auto", "plain", "spec"]), ("no", [])],
+)
+def test_the_shell_completes_commands_options_and_values(start, monkeypatch, typed, offered):
+    words = ["mlx-tts", *typed.split(" ")]
+    completion = {
+        "_MLX_TTS_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    for name, value in completion.items():
+        monkeypatch.setenv(name, value)
+    out, _ = start().communicate(timeout=120)
+    assert out.decode().split() == offered
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [(["speek", "Hi"], "'speak'"), (["speak", "Hi", "--speker", "x"], "--speaker"), (["inof"], "'info'")],
+)
+def test_a_misspelt_command_or_option_names_the_nearest(run, typed, meant):
+    code, _, err = run(*typed)
+    assert code == 2 and meant in err and err.count("\n") == 1
