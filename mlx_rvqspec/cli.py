@@ -27,6 +27,7 @@ from .commands.bench import bench
 from .commands.convert import convert
 from .commands.fit import fit
 from .commands.inspect import check_folder, inspect, write_report
+from .commands.models import download, verify
 from .commands.overview import Overview
 from .commands.passages import (
     Clean,
@@ -312,6 +313,8 @@ def info(model: Model = None, as_json: Json = False) -> None:
 app.command(short_help="Say many texts into files, resumably.")(batch)
 app.command(short_help="Make a model's drafter, and measure what it brings here.")(fit)
 app.add_typer(voices_app, name="voices", short_help="List a model's speakers; voices make clones one.")
+app.command(short_help="Bring a model from the hub to this machine, or repair it.")(download)
+app.command(short_help="Check the files of a model without loading it.")(verify)
 app.command(short_help="Make a quantised copy of a model.")(convert)
 app.command(short_help="Show a sound file or a run in pictures.")(inspect)
 app.command(short_help="Measure a model on this machine.")(bench)

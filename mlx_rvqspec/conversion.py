@@ -5,11 +5,10 @@ import os
 import shutil
 from pathlib import Path
 
-import mlx.core as mx
-
 from .config import ModelError, read_config, read_json
 from .load import SOURCE_FINGERPRINT, fingerprint, read_talker, weight_files
 from .quantisation import label, quantise
+from .tensor_file import write_tensors
 
 WEIGHTS = "model.safetensors"
 
@@ -36,7 +35,7 @@ def convert(folder: Path, output: Path, *, bits: int, mixed: bool = False) -> No
     try:
         _copy_rest(folder, part)
         (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        mx.save_safetensors(str(part / WEIGHTS), weights, metadata={"format": "mlx"})
+        write_tensors(part / WEIGHTS, weights, {"format": "mlx"})
         part.rename(output)
     finally:
         shutil.rmtree(part, ignore_errors=True)

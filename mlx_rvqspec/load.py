@@ -5,7 +5,6 @@ error that names the file, the reason and the remedy.
 """
 
 import hashlib
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import mlx.nn as nn
 
 from .code_decoder import CodeDecoder
 from .config import ModelConfig, ModelError, read_config, read_json
+from .hub import cached, fetch, is_id
 from .layers import lay_out
 from .model import Qwen3TTS
 from .multi_code_decoder import MultiCodeDecoder, stack_codebooks
@@ -27,7 +27,6 @@ from .tokenizer import load_tokenizer
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 SOURCE_FINGERPRINT = "source_fingerprint"  # key of config.json in a quantised copy: of the model it was made from
-HUB_FILES = ["*.json", "*.txt", "*.safetensors", "speech_tokenizer/*"]
 NEEDED_FILES = [
     "config.json",
     "vocab.json",
@@ -56,27 +55,18 @@ def resolve(model: str | Path | None) -> Path:
         return folder
     if folder.exists():
         raise ModelError(f"{model} is a file; expected a model folder with config.json in it")
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", str(model)):
+    if not is_id(str(model)):
         raise ModelError(f"{model} is neither a folder nor a hub id such as Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice")
     return _from_hub(str(model))
 
 
 def _from_hub(repo: str) -> Path:
-    from huggingface_hub import snapshot_download  # not needed for folders, and slow to import
-
-    reason = "files are missing in it"
-    for local in (True, False):
-        try:
-            folder = Path(snapshot_download(repo, allow_patterns=HUB_FILES, local_files_only=local))
-        except Exception as error:  # the hub library and its transports have many of their own
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
-        else:
-            if is_complete(folder):
-                return folder
-    raise ModelError(
-        f"{repo} is not complete in the local cache and cannot be downloaded ({reason}); "
-        f"where there is a network run: hf download {repo}"
-    )
+    folder = cached(repo)
+    if folder is None or not is_complete(folder):
+        folder = fetch(repo)
+    if not is_complete(folder):
+        raise ModelError(f"{repo} is not complete in the local cache; run mlx-tts download --repair {repo}")
+    return folder
 
 
 def is_complete(folder: Path) -> bool:

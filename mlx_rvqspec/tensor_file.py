@@ -1,6 +1,7 @@
 """Safetensors files, checked before a byte is allocated for them: what a header claims must be what the file holds."""
 
 import json
+import os
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,3 +90,13 @@ def read_tensors(path: Path, *, remedy: str = AGAIN) -> tuple[dict[str, mx.array
         raise ModelError(f"{path} cannot be read ({error}); {remedy}") from None
     assert isinstance(tensors, dict)
     return tensors, texts
+
+
+def write_tensors(path: Path, tensors: dict[str, mx.array], texts: dict[str, str]) -> None:
+    """Write a safetensors file and wait until it is on the disk. Raises OSError, for a full disk too."""
+    try:
+        mx.save_safetensors(str(path), tensors, metadata=texts)
+    except RuntimeError as error:
+        raise OSError(f"{path} cannot be written ({error}); is the disk full?") from None
+    with path.open("rb") as file:
+        os.fsync(file.fileno())  # else a power cut could keep the name and lose the tensors

@@ -4,8 +4,11 @@ import contextlib
 import io
 import json
 import math
+import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,7 +20,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from conftest import TINY
+import soundfile
+from conftest import MLX_TTS, ROOT, TINY
 from hypothesis import strategies as st
 from test_drafter import OURS, random_drafter
 
@@ -28,6 +32,7 @@ from mlx_rvqspec.tensor_file import read_header
 ODD = [None, True, False, -1, 0, 1, 2, 3, 7, 64, 1023, 3.5, -0.0, 1e30, math.nan, math.inf, 10**6, 2**31, 2**63, 10**40]
 ODD += ["", "x", "7", "../x", "a\0b", "\ud800", [], {}, [0], [[]], [10**9] * 4, {"a": 1}, {"": None}]
 ROWS = "rows.json"  # not of the model folder: what is remembered of this device
+HELLO, NUM_SAMPLES = ["speak", "Hello.", "--model", TINY, "--speaker", "ryan", "--seed", 3], 7 * 1920
 TOO_LONG_S, TOO_MUCH_BYTES = 60, 512 << 20  # of one input; the tiny model needs a second and a few MB
 
 
@@ -193,3 +198,33 @@ def attempt(source: Path, damage: Damage) -> Outcome:
         assert [path.name for path in Path(name).iterdir() if path != output] == ["model"], outcome
         assert outcome.seconds < TOO_LONG_S and outcome.peak_bytes < TOO_MUCH_BYTES, outcome
     return outcome
+
+
+def signalled(folder: Path, number: int, delay_s: float) -> str:
+    """What a run left in an empty folder that got a signal after a while: "whole file", "nothing" or "part".
+
+    Checks that a file under its own name is whole, and that only SIGKILL leaves anything else.
+    """
+    process = subprocess.Popen(
+        [*MLX_TTS, *map(str, HELLO), "-o", "a.wav"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
+    time.sleep(delay_s)
+    process.send_signal(number)
+    process.communicate(timeout=120)
+    names = {path.name for path in folder.iterdir()}
+    if "a.wav" in names:
+        assert len(soundfile.read(folder / "a.wav")[0]) == NUM_SAMPLES
+    if number == signal.SIGKILL:  # nobody can tidy up after that: a .part may be left, and is in no one's way
+        assert all(name == "a.wav" or name.endswith(".part") for name in names), names
+    else:
+        assert names <= {"a.wav"}, names
+        # 1 and -number: while Python is still importing, before there is a handler
+        assert process.returncode in (0, 130, 1, -number), process.returncode
+    for name in names:
+        (folder / name).unlink()
+    return "whole file" if "a.wav" in names else "part" if names else "nothing"

@@ -2,13 +2,21 @@
 
 import json
 import math
+import signal
+import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
-from damage import Damage, attempt, damages, sound_folder
+from damage import HELLO, Damage, attempt, damages, mlx_tts, signalled, sound_folder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_drafter import OURS, random_drafter
 
+from mlx_rvqspec.spec_decode import drafter as drafters
+from mlx_rvqspec.text import clean, prepare
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 LOOSE = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 
 
@@ -130,3 +138,68 @@ def test_damaged_files_end_in_speech_or_one_line(source, data):
 @settings(max_examples=2000, **LOOSE)
 def test_two_thousand_damaged_files_end_in_speech_or_one_line(source, data):
     attempt(source, data.draw(damages(source)))
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_at_a_random_moment_leaves_a_whole_file_or_none(tmp_path, number):
+    for delay_s in np.random.default_rng(number).uniform(0, 2.5, 2):
+        signalled(tmp_path, number, delay_s)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", SIGNALS)
+def test_fifty_signals_at_random_moments_leave_whole_files_or_none(tmp_path, number):
+    for delay_s in np.random.default_rng().uniform(0, 4, 50):
+        signalled(tmp_path, number, delay_s)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 kB, where this user may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(small_disk, tmp_path):
+    (small_disk / "ballast").write_bytes(bytes(50_000))
+    for name in ("a.wav", "a.flac", "a.ogg", "a.pcm"):
+        outcome = mlx_tts(*HELLO, "-o", small_disk / name)
+        assert outcome.exit_code in (0, 3), outcome
+        if outcome.exit_code:
+            assert outcome.said.count("\n") == 1 and not (small_disk / name).exists()
+        (small_disk / name).unlink(missing_ok=True)
+    assert mlx_tts(*HELLO, "-o", small_disk / "a.wav").exit_code == 3
+    assert mlx_tts(*HELLO, "-o", tmp_path / "a.wav", "--report", small_disk / "pictures").exit_code == 3
+    assert mlx_tts("inspect", tmp_path / "a.wav", "-o", small_disk / "a.html").exit_code == 3
+    assert {path.name for path in small_disk.rglob("*")} <= {"ballast", "pictures", "codes.npz"}
+
+
+def test_a_drafter_that_does_not_fit_the_disk_is_an_os_error_and_leaves_nothing(small_disk):
+    (small_disk / "ballast").write_bytes(bytes(50_000))
+    with pytest.raises(OSError, match="full"):
+        drafters.save(random_drafter(OURS), small_disk / "d.safetensors")
+    assert [path.name for path in small_disk.iterdir()] == ["ballast"]
+
+
+def test_a_read_only_disk_is_one_line(small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    outcome = mlx_tts(*HELLO, "-o", small_disk / "a.wav")
+    assert outcome.exit_code == 3 and "Read-only" in outcome.said and outcome.said.count("\n") == 1
+
+
+def test_a_place_that_is_no_disk_is_one_line():
+    outcome = mlx_tts(*HELLO, "-o", "/proc/a.wav")
+    assert outcome.exit_code == 3 and outcome.said.count("\n") == 1
+
+
+@given(text=st.text(max_size=60) | st.binary(max_size=40).map(lambda data: data.decode("utf-8", "surrogateescape")))
+@settings(max_examples=60, derandomize=True, **LOOSE)
+def test_any_text_is_spoken_or_refused_in_a_line(text):
+    try:
+        assert prepare(clean(text)).strip() and prepare(text)
+    except ValueError as error:
+        assert "\n" not in str(error)

@@ -178,7 +178,7 @@ def test_cold_cache_without_network_is_one_line(
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match="hf download Qwen/None") as caught:
+    with pytest.raises(ModelError, match="mlx-tts download Qwen/None") as caught:
         resolve("Qwen/None")
     assert "\n" not in str(caught.value)
 

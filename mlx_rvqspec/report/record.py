@@ -53,7 +53,12 @@ class Record:
 
     def save(self, path: Path) -> None:
         """Write an .npz that ``load`` reads, whole or not at all."""
-        arrays = {"codes": self.codes, "depths": self.depths, "starts": self.starts, "stages": self.stages}
+        arrays: dict[str, Any] = {
+            "codes": self.codes,
+            "depths": self.depths,
+            "starts": self.starts,
+            "stages": self.stages,
+        }
         about = {"version": VERSION, "sample_rate": self.sample_rate, "facts": dict(self.facts)}
         with replacing(path) as file:
             np.savez_compressed(file, audio=to_pcm16(self.audio), about=json.dumps(about), **arrays)

@@ -28,7 +28,7 @@ import numpy as np
 from ..config import ModelError
 from ..multi_code_decoder import MultiCodeDecoder
 from ..sampling import keep_likely
-from ..tensor_file import read_tensors
+from ..tensor_file import read_tensors, write_tensors
 from .tree import Tree
 
 VERSION = 1
@@ -191,7 +191,7 @@ def save(drafter: Drafter, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{os.getpid()}.{path.name}")  # mx.save_safetensors insists on the suffix
     try:
-        mx.save_safetensors(str(part), dict(drafter.weights), metadata={"drafter": json.dumps(about)})
+        write_tensors(part, dict(drafter.weights), {"drafter": json.dumps(about)})
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
