@@ -12,7 +12,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from .cloned_voice import ClonedVoice
-from .guard import NUM_ATTEMPTS, Piece, attempt_seed, trimmed
+from .guard import NUM_ATTEMPTS, Piece, Trimmer, attempt_seed
 from .reading import Account, Chunk, Job, Reader, Row, runaway
 from .utterance import GenerationError, Utterance
 
@@ -113,11 +113,11 @@ def _settle(job: Job, task: Task, row: Row, pieces: list[Piece]) -> None:
     for piece in pieces[1:]:
         whole = whole.plus(piece)
     if job.how.on_runaway == "trim":
-        (kept,) = trimmed([whole], row.watch)
+        kept = Trimmer(row.watch).take(whole)
         assert kept
         whole = kept
     if whole.reason != "stop" and job.how.on_runaway == "error":
-        raise GenerationError(f"{runaway(whole.reason, job, task.passage)}; try another seed")
+        raise GenerationError(f"{runaway(whole.reason, job.passages[task.passage].text)}; try another seed")
     if whole.reason != "stop" and job.how.on_runaway == "retry" and task.attempt + 1 < NUM_ATTEMPTS:
         task.failed.append((row.line.seed, len(whole.codes), whole.reason or ""))
         task.attempt += 1

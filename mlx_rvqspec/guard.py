@@ -4,7 +4,6 @@ A model that misses its end of speech says its text and then nothing, or never b
 stopping and a new seed do. The watch listens to the samples, so plain and speculative decoding stop at the same frame.
 """
 
-from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -69,21 +68,26 @@ def attempt_seed(seed: int, attempt: int) -> int:
     return (seed + attempt * STRIDE) % 2**32
 
 
-def trimmed(pieces: Iterable[Piece], watch: SilenceWatch) -> Iterator[Piece | None]:
-    """The pieces without the silence that ended them, but for NUM_QUIET_KEPT frames.
+class Trimmer:
+    """Takes the pieces that a watch has judged, gives them back without the silence that ended them.
 
-    None stands for a piece that is held back until it is known whether speech follows.
-    Raises GenerationError where nothing was heard at all.
+    NUM_QUIET_KEPT frames of it stay.
     """
-    held = None
-    for piece in pieces:
-        piece = held.plus(piece) if held else piece
-        if piece.reason == "silence" and not watch.heard:
+
+    def __init__(self, watch: SilenceWatch) -> None:
+        self._watch, self._held = watch, None
+
+    def take(self, piece: Piece) -> Piece | None:
+        """What can be heard by now; the rest is held back until it is known whether speech follows.
+
+        Raises GenerationError where nothing was heard at all.
+        """
+        piece = self._held.plus(piece) if self._held else piece
+        if piece.reason == "silence" and not self._watch.heard:
             raise GenerationError("the model gave nothing but silence; try another seed")
         num_frames = len(piece.codes)
-        num_said = num_frames - max(0, min(num_frames, watch.num_quiet - NUM_QUIET_KEPT + 1))
+        num_said = num_frames - max(0, min(num_frames, self._watch.num_quiet - NUM_QUIET_KEPT + 1))
         if piece.reason:  # one frame of those held back goes along, so that the last piece is never empty
-            yield piece.part(0, num_said + 1, "silence") if piece.reason == "silence" else piece
-        else:
-            yield piece.part(0, num_said, None) if num_said else None
-            held = piece.part(num_said, num_frames, None) if num_said < num_frames else None
+            return piece.part(0, num_said + 1, "silence") if piece.reason == "silence" else piece
+        self._held = piece.part(num_said, num_frames, None) if num_said < num_frames else None
+        return piece.part(0, num_said, None) if num_said else None

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from .cloned_voice import ClonedVoice
 from .config import ModelConfig
-from .guard import NUM_ATTEMPTS, Piece, SilenceWatch, attempt_seed, trimmed
+from .guard import NUM_ATTEMPTS, Piece, SilenceWatch, Trimmer, attempt_seed
 from .model import Qwen3TTS
 from .passages import Passage
-from .prompt import Voice, build_prompt, embed_prompt
+from .prompt import Prompt, Voice, build_prompt, embed_prompt
 from .sampling import Sampling
 from .spec_decode.drafter import Drafter
 from .spec_decode.stats import Attempt, Stats, Tally
@@ -77,12 +77,12 @@ class Account:
         self.start, self.first_audio_s = start or time.perf_counter(), 0.0
         self.frames, self.passage_frames, self.num_samples, self.speech_s = 0, 0, 0, 0.0
         self.attempts: tuple[Attempt, ...] = ()
-        self.all_s = sum(passage.ordinary_s for passage in job.passages)
+        self.lengths = [passage.ordinary_s for passage in job.passages]  # of a text still coming, what is known
         self.done_s = 0.0
 
     def add(self, piece: Piece, number: int, seed: int, num_samples: int) -> Stats:
         """The Stats with a piece of passage ``number``, which is num_samples long with the pause behind it."""
-        passage_s, rate = self.job.passages[number].ordinary_s, self.config.frame_rate_hz
+        passage_s, rate = self.lengths[number], self.config.frame_rate_hz
         for origin in piece.origin:
             self.tally.add(origin)
         self.frames += len(piece.codes)
@@ -105,11 +105,17 @@ class Account:
             speech_s=self.speech_s,
             time_to_first_audio_s=self.first_audio_s,
             audio_s=self.num_samples / self.config.sample_rate,
-            share=done_s / self.all_s,
-            num_passages=len(self.job.passages),
+            share=done_s / sum(self.lengths),
+            num_passages=len(self.lengths),
             attempts=self.attempts,
             **self.tally.counts(),
         )
+
+    def chunk(self, piece: Piece, number: int, seed: int, audio: np.ndarray, finish_reason: str | None) -> Chunk:
+        """The chunk of a piece of passage ``number`` as ``audio``; finish_reason: of all, if it is the last."""
+        stats = self.add(piece, number, seed, len(audio))
+        depths = self.tally.take_depths()
+        return Chunk(audio, piece.codes, finish_reason is not None, finish_reason, stats, depths)
 
     def end(self, number: int, seed: int, frames: int, reason: str) -> None:
         """Note that a passage has been spoken with this seed."""
@@ -152,6 +158,7 @@ class Reader:
     ) -> None:
         self._model, self._wrap, self._drafter = model, wrap, drafter
         self._num_nodes, self._adapt = num_nodes, adapt
+        self.config = model.config
         self._steps: dict[Any, Steps] = {}
         self._speech_step = wrap(model.speech_decoder.step)
         self._states: WeakKeyDictionary[ClonedVoice, State] = WeakKeyDictionary()
@@ -179,9 +186,7 @@ class Reader:
                 pause_s = 0.0 if is_final or not piece.reason else passage.pause_s
                 fades = begins and number > 0, bool(piece.reason) and number < last
                 audio = seam(piece.audio, self._model.config.sample_rate, *fades, pause_s)
-                stats = account.add(piece, number, seed, len(audio))
-                reason = worst if is_final else None
-                yield Chunk(audio, piece.codes, is_final, reason, stats, account.tally.take_depths())
+                yield account.chunk(piece, number, seed, audio, worst if is_final else None)
                 begins = False
             if left == 0:
                 break
@@ -196,9 +201,9 @@ class Reader:
             seed, held = attempt_seed(job.seed, attempt), []
             row = self.row(job, number, seed, max_frames)
             pieces = self._pieces(job, row)
-            for piece in trimmed(pieces, row.watch) if job.how.on_runaway == "trim" else pieces:
+            for piece in map(Trimmer(row.watch).take, pieces) if job.how.on_runaway == "trim" else pieces:
                 if job.how.on_runaway == "error" and piece and piece.reason not in (None, "stop"):
-                    raise GenerationError(f"{runaway(piece.reason, job, number)}; try another seed")
+                    raise GenerationError(f"{runaway(piece.reason, job.passages[number].text)}; try another seed")
                 if attempt + 1 < num_attempts:  # no one can unhear it: it waits until it has ended by itself
                     held.append(piece)
                     yield seed, None
@@ -217,6 +222,23 @@ class Reader:
         if max_frames is None:
             max_frames = min(math.ceil(longest_speech_s(text) * model.config.frame_rate_hz), model.max_frames)
         prompt = build_prompt(model.config, model.tokenizer, text, job.voice, job.how.text_feed)
+        return self._row(job, prompt, seed, max_frames)
+
+    def feed_row(self, job: Job, first_id: int) -> Row:
+        """The row of a passage of which nothing but its first token is known: the caller adds to what trails."""
+        model = self._model
+        prompt = build_prompt(model.config, model.tokenizer, "a", job.voice, "stream")
+        prompt = replace(prompt, text_ids=[*prompt.text_ids[:-1], first_id], trailing_ids=[])
+        row = self._row(job, prompt, job.seed, model.max_frames)
+        row.line.trailing = row.line.trailing[:0]
+        return row
+
+    def embed_text(self, ids: list[int]) -> mx.array:
+        """Rows [n, D] for ``Line.trailing``."""
+        return self._model.code_decoder.embed_text(mx.array([ids]))[0]
+
+    def _row(self, job: Job, prompt: Prompt, seed: int, max_frames: int) -> Row:
+        model = self._model
         line = Line(*embed_prompt(prompt, model), seed, max_frames)
         return Row(
             line, self._sound, self._state_before(job.voice.clone), job.how.chunk_frames, model.config.frame_rate_hz
@@ -272,9 +294,8 @@ class Reader:
         return Piece(codes, origin, samples, frames[-1].reason, time.perf_counter() - begin), state
 
 
-def runaway(reason: str | None, job: Job, number: int) -> str:
-    """What happened to passage ``number``, for people."""
-    text = job.passages[number].text
+def runaway(reason: str | None, text: str) -> str:
+    """What happened to a passage, for people."""
     return f"{text if len(text) < 40 else text[:37] + '...'!r} did not end by itself but by {reason}"
 
 

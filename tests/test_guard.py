@@ -7,7 +7,7 @@ from conftest import TINY
 
 from mlx_rvqspec import guard
 from mlx_rvqspec.generate import Engine, Speech, load
-from mlx_rvqspec.guard import NUM_QUIET_KEPT, Piece, SilenceWatch, attempt_seed, trimmed
+from mlx_rvqspec.guard import NUM_QUIET_KEPT, Piece, SilenceWatch, Trimmer, attempt_seed
 from mlx_rvqspec.sampling import Sampling
 from mlx_rvqspec.utterance import GenerationError, Steps
 
@@ -42,7 +42,7 @@ def judged(levels: list[float], size: int, reason: str, trim: bool = False) -> t
             if piece.reason:
                 return
 
-    kept = [piece for piece in (trimmed(watched(), watch) if trim else watched()) if piece]
+    kept = [piece for piece in (map(Trimmer(watch).take, watched()) if trim else watched()) if piece]
     codes = np.concatenate([piece.codes for piece in kept])[:, 0]
     assert codes.tolist() == list(range(len(codes)))
     assert all(len(piece.audio) == SAMPLES * len(piece.codes) > 0 for piece in kept)

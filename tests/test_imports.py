@@ -41,7 +41,7 @@ ORDER = [
     {"bench.frame"},
     {"bench.scaling"},
     {"reading"},
-    {"batch"},
+    {"batch", "feed"},
     {"generate"},
     {"bench.speech"},
     {"bench.run"},
