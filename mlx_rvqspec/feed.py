@@ -21,7 +21,8 @@ from .utterance import GenerationError, Utterance
 
 WANTED = "wanted"  # what ``read_feed`` yields to get more text
 SHARES = (0.5, 1.0, 1.5, 2.0)  # of the longest length: how far a passage goes for an end of each of LEVELS
-NOTHING = Piece(*np.zeros((2, 0, 16), np.int32), np.zeros(0, np.float32), None, 0.0)
+NO_CODES = np.zeros((0, 16), np.int32)
+NOTHING = Piece(NO_CODES, NO_CODES, np.zeros(0, np.float32), None, 0.0)
 NUM_OPEN = 2  # parts of the tokenizer's split at the end of the text, which what follows may still change
 
 
@@ -114,6 +115,7 @@ def read_feed(reader: Reader, job: Job, feed: Feed) -> Generator[Chunk | str | N
     """
     account = Account(job, reader.steps_for(job.how.sampling, job.how.decode).new_tally(), reader.config)
     left, worst, pause_s, is_final = job.how.sampling.max_frames, "stop", 0.0, False
+    sample_rate = reader.config.sample_rate
     while not is_final:
         while not (feed.ready or feed.empty):
             yield WANTED

@@ -19,6 +19,7 @@ from .batch import Input, read_batch
 from .cloned_voice import ClonedVoice
 from .device_profile import read_profiles
 from .encoders import Encoders
+from .feed import Feed, read_feed
 from .guard import POLICIES
 from .load import load_model, resolve
 from .model import Qwen3TTS
@@ -85,7 +86,7 @@ class Engine:
 
     def speak(
         self,
-        text: str,
+        text: str | Iterable[str],
         *,
         speaker: str | None = None,
         voice: ClonedVoice | str | Path | None = None,
@@ -121,7 +122,7 @@ class Engine:
 
     def stream(
         self,
-        text: str,
+        text: str | Iterable[str],
         *,
         speaker: str | None = None,
         voice: ClonedVoice | str | Path | None = None,
@@ -147,12 +148,20 @@ class Engine:
         passages, each with the same seed: see ``passages.split``. on_runaway: what becomes of a passage that does not
         end by itself: "keep" it, "trim" the silence it ended in, "retry" with the seeds of ``guard.attempt_seed``,
         keeping the last, or "error"; "retry" hands a passage out when it has ended.
+        text: whole, or the pieces of one that is still being written, each spoken as soon as the next words are known.
         Raises ValueError at the call for anything the model cannot do (ModelError for a voice that is not for it),
         GenerationError while iterating.
         """
         how = self._how(decode, sampling, text_feed, chunk_frames, passage_s, paragraph_pause_s, on_runaway)
-        job = self._job(Input(text, speaker, voice, language, instruct, choose_seed(seed)), how)
-        return self._pump(self._reader.read(job))
+        given = (speaker, voice, language, instruct, choose_seed(seed))
+        if isinstance(text, str):
+            return self._pump(self._reader.read(self._job(Input(text, *given), how)))
+        if text_feed == "full" or on_runaway == "retry":
+            raise ValueError("text_feed 'full' and on_runaway 'retry' need the whole text; it is given in pieces")
+        job = self._job(Input("a", *given), replace(how, text_feed="stream"))
+        if job.voice.clone and job.voice.clone.codes is not None:
+            raise ValueError("a voice made with the words of its recording needs the whole text; make one without text")
+        return self._pump_feed(replace(job, passages=()), text)
 
     def speak_batch(
         self,
@@ -256,6 +265,19 @@ class Engine:
                     yield cast(T, item)
         finally:
             owner().run(items.close)
+
+    def _pump_feed(self, job: Job, pieces: Iterable[str]) -> Generator[Chunk, None, None]:
+        """As ``_pump``; pieces of the text are waited for here, in the caller's thread, while others get their turn."""
+        feed, more = Feed(self._model.tokenizer, job.how.passage_s), iter(pieces)
+        for chunk in self._pump(read_feed(self._reader, job, feed)):
+            if isinstance(chunk, Chunk):
+                yield chunk
+                continue
+            piece = next(more, None)
+            if piece is None:
+                feed.close()
+            else:
+                feed.add(piece)
 
     def encode(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
         """Codes [T, 16] int32 of a recording, audio [S] float in -1..1: a frame for every 80 ms that were begun.

@@ -86,7 +86,7 @@ class Tally:
 
     def take_depths(self) -> np.ndarray:
         """Depths [T, 16] at which the codes of the frames since the last call were drafted; 0: the decoder's own."""
-        depths, self._depths = np.stack(self._depths), []
+        depths, self._depths = np.array(self._depths, dtype=np.int32).reshape(-1, 1 + len(self._counts)), []
         return depths
 
     def counts(self) -> dict[str, Any]:
