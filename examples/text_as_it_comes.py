@@ -15,5 +15,5 @@ def answer():
 
 engine = tts.load()
 for chunk in engine.stream(answer(), speaker=engine.speakers[0], seed=7):
-    chunk.audio  # play it, send it, write it
+    print(f"[{len(chunk.audio)} samples]", end=" ")  # chunk.audio: play it, send it, write it
 print(f"\n{chunk.stats.audio_s:.2f} s of speech")
