@@ -15,6 +15,7 @@ from conftest import TINY
 
 from mlx_rvqspec import cli
 from mlx_rvqspec.audio import wav_header
+from mlx_rvqspec.batch import Input
 from mlx_rvqspec.cloned_voice import ClonedVoice
 from mlx_rvqspec.config import ModelError
 from mlx_rvqspec.conversion import convert
@@ -76,6 +77,17 @@ def test_the_reference_itself_is_not_heard() -> None:
     assert np.sqrt(np.mean(error**2)) < 5e-5 and np.abs(error).max() < 1e-3  # see test_speech_decoder
     chunks = list(engine().stream(TEXT, chunk_frames=5, **how))
     assert np.abs(np.concatenate([chunk.audio for chunk in chunks]) - speech.audio).max() < 1e-3
+
+
+def test_a_batch_may_have_a_voice_for_each_row() -> None:
+    short = replace(GREEDY, max_frames=4)
+    rows = [Input("Hello there.", voice=voice()), Input("Hi."), Input("Hi.", voice=voice(None))]
+    first, error, last = engine().speak_batch(rows, sampling=short, seed=1)
+    assert isinstance(error, ValueError) and "Base model" in str(error)
+    for row, speech in ((rows[0], first), (rows[2], last)):
+        alone = engine().speak(row.text, voice=row.voice, sampling=short, seed=1)
+        assert speech.codes.tolist() == alone.codes.tolist()
+        np.testing.assert_allclose(speech.audio, alone.audio, rtol=0, atol=1e-3)
 
 
 def test_base_models_are_fed_a_token_a_frame_unless_told() -> None:
