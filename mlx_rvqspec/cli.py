@@ -300,7 +300,7 @@ def info(model: Model = None, as_json: Json = False) -> None:
         "quantised": label(table_of(read_json(folder / "config.json"), str(folder))) or "no",
         "device": "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu",
         "blas": sys.modules["mlx_rvqspec"].BLAS or "MLX's own",  # chosen before this module could be
-        "measured": describe(fingerprints(folder)) or ("not yet; mlx-tts fit --keep does it",),
+        "measured": measured(folder),
         "versions": (f"mlx_rvqspec {__version__}", f"mlx {metadata.version('mlx')}"),
     }
     if as_json:
@@ -308,6 +308,14 @@ def info(model: Model = None, as_json: Json = False) -> None:
     else:
         for name, value in facts.items():
             print(f"{name:14} {', '.join(value) if isinstance(value, tuple) else value}")
+
+
+def measured(folder: Path) -> tuple[str, ...]:
+    """What is known of this model's speed here; what is wrong with its weights where they tell nothing."""
+    try:
+        return describe(fingerprints(folder)) or ("not yet; mlx-tts fit --keep does it",)
+    except ModelError as error:
+        return (f"nothing: {error}",)
 
 
 app.command(short_help="Say many texts into files, resumably.")(batch)

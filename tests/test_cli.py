@@ -243,6 +243,7 @@ def test_info_reads_no_weights(run, unloadable):
     assert code == 0 and b"speakers       serena, vivian" in out
     facts = json.loads(run("info", "--model", unloadable, "--json")[1])
     assert facts["sample_rate"] == 24000 and facts["kind"] == "custom_voice" and facts["blas"]
+    assert "download it again" in facts["measured"][0]
 
 
 def test_help_fits_a_screen_and_names_the_commands(run):
