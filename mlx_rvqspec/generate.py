@@ -279,6 +279,18 @@ class Engine:
             else:
                 feed.add(piece)
 
+    def warm_up(self) -> None:
+        """Do all that a request does, once and in vain, so that the first one is as fast as the next.
+
+        On a GPU this is where graphs are compiled. A Base model has no voice of its own: nothing is done.
+        """
+        if self.config.tts_model_type == "base":
+            return
+        speaker = self.speakers[0] if self.speakers else None
+        sampling = replace(self.sampling, max_frames=self.chunk_frames + 1)
+        for _ in self.stream("Hello there.", speaker=speaker, seed=0, sampling=sampling):
+            pass
+
     def encode(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
         """Codes [T, 16] int32 of a recording, audio [S] float in -1..1: a frame for every 80 ms that were begun.
 

@@ -5,16 +5,20 @@ import json
 from dataclasses import replace
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from conftest import ROOT, TINY
+from mlx.utils import tree_flatten
 from test_rounds_speech import engine as speculating_engine
 from test_rounds_speech import random_drafter
 
 from mlx_rvqspec import cli
 from mlx_rvqspec.bench import frame, harness, markdown, run, speech
 from mlx_rvqspec.fit import collect
+from mlx_rvqspec.generate import Engine
 from mlx_rvqspec.load import load_model
+from mlx_rvqspec.owner import owner
 from mlx_rvqspec.spec_decode.drafter import Form
 
 
@@ -159,3 +163,32 @@ def test_the_peers_script_tells_how_far_greedy_codes_agree(scripts):
     workers = {"peer": Fake([1, 2, 3]), "ours": Fake([1, 2, 3], [1, 9, 3])}
     found = peers.compare_codes(workers, peers.sides_of(False, 8), {"temperature": 0.9})
     assert found["equal_frames"] == {"ours plain uncompiled": 3, "ours spec 8 uncompiled": 1}
+
+
+def test_after_warming_up_a_request_meets_no_new_shape():
+    """What is compiled by shape is compiled by then."""
+    seen: set[str] = set()
+
+    def noting(function):
+        def call(*args):
+            shapes = [value.shape for _, value in tree_flatten(args) if isinstance(value, mx.array)]
+            seen.add(f"{function.__name__} {shapes}")
+            return function(*args)
+
+        return call
+
+    drafter = random_drafter(Form(3, 1, 2, 4, 4, "noise"))
+    engine = owner().run(lambda: Engine(load_model(TINY), noting, drafter=drafter, num_nodes=4))
+    engine.warm_up()
+    known = set(seen)
+    sampling = replace(engine.sampling, max_frames=9)
+    assert len(list(engine.stream("Another text.", speaker="aiden", seed=5, sampling=sampling))) == 3
+    assert known and seen == known
+
+
+def test_stored_tensors_are_let_go_while_loading():
+    """Or a model that is converted to float32 would need the memory of both."""
+    load_module = importlib.import_module("mlx_rvqspec.load")
+    module, weights = nn.Linear(2, 3), {"weight": mx.ones((3, 2), dtype=mx.bfloat16), "bias": mx.zeros((3,))}
+    load_module._fill(module, weights, mx.float32, TINY)
+    assert weights == {} and module.weight.dtype == mx.float32

@@ -42,7 +42,7 @@ def bench(
     model = owner().run(lambda: load_model(folder, dtype=dtype))
     drafts = owner().run(find, folder, model.multi_code_decoder, model.fingerprints, drafter)
     num_nodes = rows_for(drafts, device_name(model.precision, compiled)) if drafts else 1
-    engine = owner().run(lambda: Engine(model, wrap, drafter=drafts, num_nodes=num_nodes))
+    engine = owner().run(lambda: Engine(model, wrap, drafter=drafts, num_nodes=num_nodes, adapt=not compiled))
     load_s = time.perf_counter() - begin
     weights_bytes = mx.get_active_memory()
     result: dict[str, Any] = {"environment": environment(), "model": facts(engine, model, folder)}
