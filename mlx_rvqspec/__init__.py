@@ -24,5 +24,6 @@ __all__ = [
     "Sampling",
     "Speech",
     "__version__",
+    "load",
+    "read_recording",
 ]
-__all__ += ["load", "read_recording"]

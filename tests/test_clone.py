@@ -354,7 +354,7 @@ def test_a_model_without_speakers_says_what_it_has_instead(run, kind: str, messa
         (["ref.wav", "-o", ".", "--model", BASE], 2, "not a file"),
         (["ref.wav", "--text", " ", "--model", BASE], 2, "text is empty"),
         (["text.txt", "--model", BASE], 2, "cannot be read as sound"),
-        (["ref.wav", "-o", "none/me.voice", "--model", BASE], 3, "No such file"),
+        (["ref.wav", "-o", "none/me.voice", "--model", BASE], 2, "no folder none; create it"),
     ],
 )
 def test_what_cannot_become_a_voice_is_one_line(run, arguments: list, code: int, message: str) -> None:

@@ -12,13 +12,14 @@ import mlx_rvqspec
 
 
 def test_the_public_names():
-    names = ["Chunk", "Engine", "GenerationError", "ModelError", "Sampling", "Speech", "__version__", "load"]
+    names = ["Chunk", "ClonedVoice", "Engine", "GenerationError", "Input", "ModelError", "Sampling", "Speech"]
+    names += ["__version__", "load", "read_recording"]
     assert mlx_rvqspec.__all__ == names and all(hasattr(mlx_rvqspec, name) for name in names)
     assert callable(mlx_rvqspec.load)  # the function, not the module of the same name
 
 
 def test_importing_brings_in_nothing_slow():
-    slow = {"torch", "transformers", "huggingface_hub", "soundfile", "rich.console", "sounddevice"}
+    slow = {"torch", "transformers", "huggingface_hub", "soundfile", "soxr", "rich.console", "sounddevice"}
     program = f"import sys, mlx_rvqspec.cli; print(sorted({slow} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
     assert done.stdout.strip() == b"[]"

@@ -56,6 +56,8 @@ def make(
     with usage_faults():
         if path.exists() and not (force and path.is_file()):
             raise ValueError(f"{path} exists; --force replaces it" if path.is_file() else f"{path} is not a file")
+        if not path.parent.is_dir():
+            raise ValueError(f"there is no folder {path.parent}; create it first")
         text = None if text is None else prepare(text)
         audio, sample_rate = read_recording(recording)
         check_reference(audio, sample_rate)
