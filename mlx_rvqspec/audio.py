@@ -80,15 +80,16 @@ def finish_wav(file: BinaryIO, sample_rate: int, comment: str) -> None:
 
 
 @contextmanager
-def encoder(file: BinaryIO, sample_rate: int, codec: tuple[str, str], comment: str) -> Iterator[Write]:
-    """A function that writes samples through libsndfile; `codec` is a container and its encoding."""
+def encoder(file: BinaryIO | int, sample_rate: int, codec: tuple[str, str], comment: str) -> Iterator[Write]:
+    """A function that writes samples through libsndfile; `codec` is a container and its encoding.
+
+    file: a descriptor, or an object with write, seek and tell.
+    """
     import soundfile
 
     container, encoding = codec
     try:
-        with soundfile.SoundFile(
-            file.fileno(), "w", sample_rate, 1, encoding, format=container, closefd=False
-        ) as sound:
+        with soundfile.SoundFile(file, "w", sample_rate, 1, encoding, format=container, closefd=False) as sound:
             if comment:  # libsndfile refuses an empty one
                 sound.comment = comment
             yield lambda audio: sound.write(to_pcm16(audio))
@@ -125,7 +126,7 @@ def open_file(path: str | Path, sample_rate: int, *, format: str | None = None, 
     with replacing(path) as file:
         codec = FORMATS[format]
         if codec:
-            with encoder(file, sample_rate, codec, comment) as write:
+            with encoder(file.fileno(), sample_rate, codec, comment) as write:
                 yield write
         else:
             yield pipe_writer(file, sample_rate, format)

@@ -42,6 +42,7 @@ from .commands.passages import (
     runaways,
     show_passages,
 )
+from .commands.serve import serve
 from .commands.shared import (
     CANCELLED,
     FILES,
@@ -319,6 +320,7 @@ def measured(folder: Path) -> tuple[str, ...]:
 
 
 app.command(short_help="Say many texts into files, resumably.")(batch)
+app.command(short_help="Answer requests over HTTP, as OpenAI's API.")(serve)
 app.command(short_help="Make a model's drafter, and measure what it brings here.")(fit)
 app.add_typer(voices_app, name="voices", short_help="List a model's speakers; voices make clones one.")
 app.command(short_help="Bring a model from the hub to this machine, or repair it.")(download)

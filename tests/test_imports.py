@@ -43,6 +43,7 @@ ORDER = [
     {"reading"},
     {"batch", "feed"},
     {"generate"},
+    {"server"},
     {"bench.speech"},
     {"bench.run"},
     {"fit.offsets", "fit.grow_tree", "fit.device", "fit.recordings"},
@@ -55,7 +56,7 @@ ORDER = [
     {"commands.passages"},
     {"commands.convert"},
     {"commands.bench"},
-    {"commands.fit", "commands.voices", "commands.batch"},
+    {"commands.fit", "commands.voices", "commands.batch", "commands.serve"},
     {"cli"},
 ]
 RANK = {m: i for i, row in enumerate(ORDER) for m in row}

@@ -1,0 +1,41 @@
+"""mlx-tts serve: speech over HTTP, for programs that know OpenAI's API."""
+
+from typing import Annotated
+
+from ..generate import load
+from ..load import resolve
+from .shared import USAGE, Dtype, Fault, Model, Quiet, option, progress
+
+Host = Annotated[str, option("Server", "Address; 0.0.0.0 lets other machines in (127.0.0.1).", metavar="ADDRESS")]
+Port = Annotated[int, option("Server", "Port (8000).", min=1, max=65535, metavar="N")]
+Name = Annotated[str | None, option("Server", "What clients call the model; else its folder's name.", metavar="NAME")]
+Waiting = Annotated[int, option("Server", "Requests that may wait while one speaks (8).", min=0, metavar="N")]
+Characters = Annotated[int, option("Server", "Longest text of a request (20000).", min=1, metavar="N")]
+
+
+def serve(
+    model: Model = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    name: Name = None,
+    num_waiting: Waiting = 8,
+    max_characters: Characters = 20_000,
+    dtype: Dtype = None,
+    quiet: Quiet = False,
+) -> None:
+    """Answer POST /v1/audio/speech, as OpenAI's API does, until interrupted.
+
+    mlx-tts serve --port 8000
+    """
+    try:
+        import uvicorn
+
+        from ..server import Server
+    except ImportError as error:
+        raise Fault(USAGE, f"cannot serve ({error}); pip install 'mlx_rvqspec[serve]'") from error
+    folder = resolve(model)
+    with progress(not quiet):
+        engine = load(folder, dtype=dtype)
+    server = Server(engine, name or model or folder.name, num_waiting=num_waiting, max_characters=max_characters)
+    level = "warning" if quiet else "info"
+    uvicorn.run(server.app(), host=host, port=port, log_level=level, timeout_graceful_shutdown=5, access_log=False)
