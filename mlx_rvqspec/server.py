@@ -174,11 +174,17 @@ class Server:
         """The request with a seed, or the error that says what is wrong with it."""
         for name in asked.keys() - KNOWN:
             raise refusal(400, f"unknown parameter {name!r}", name)
+        asked = {name: value for name, value in asked.items() if value is not None}
+        for name in asked.keys() - {"speed", "seed", "stream"}:
+            if not isinstance(asked[name], str):
+                raise refusal(400, f"{name} is {asked[name]!r}; expected a string", name)
+        if not isinstance(asked.get("stream", True), bool):
+            raise refusal(400, f"stream is {asked['stream']!r}; expected true or false", "stream")
         if asked.get("model") not in (None, self.name):
             raise refusal(404, f"the model {asked['model']!r} is not served here; {self.name!r} is", "model")
         text = asked.get("input")
-        if not isinstance(text, str):
-            raise refusal(400, "input is missing or no string", "input")
+        if text is None:
+            raise refusal(400, "input is missing", "input")
         if len(text) > self.max_characters:
             raise refusal(400, f"input has {len(text)} characters; at most {self.max_characters} are read", "input")
         format = asked.get("response_format", DEFAULT_FORMAT)
@@ -189,7 +195,7 @@ class Server:
             raise refusal(400, "speed is fixed at 1: this model has no control for it", "speed")
         if asked.get("stream_format", "audio") != "audio":
             raise refusal(400, "stream_format 'sse' is not supported; 'audio' is", "stream_format")
-        seed = secrets.randbits(32) if asked.get("seed") is None else asked["seed"]
+        seed = asked["seed"] if "seed" in asked else secrets.randbits(32)
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise refusal(400, f"seed is {seed!r}; expected a whole number", "seed")
         self.counts["characters"] += len(text)
@@ -206,7 +212,7 @@ class Server:
                 seed=asked["seed"],
                 on_runaway=asked.get("on_runaway", "keep"),
             )
-        except (ValueError, AttributeError) as error:  # the latter: a number where a name belongs
+        except ValueError as error:
             raise refusal(400, str(error)) from None
         return self._counted(chunks)
 

@@ -75,8 +75,7 @@ def test_streamed_and_whole_samples_are_those_of_the_engine(client, hello):
     assert b"".join(parts) == whole.content and len(parts) > 1
 
 
-@pytest.mark.parametrize("format", sorted(CONTENT_TYPES))
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("format, stream", [*((name, True) for name in CONTENT_TYPES), ("wav", False), ("mp3", False)])
 def test_a_response_is_one_container_of_the_type_it_claims(client, hello, format, stream):
     response = ask(client, format, stream=stream)
     assert response.response.headers["content-type"] == CONTENT_TYPES[format]
@@ -110,7 +109,8 @@ def test_a_sink_forgets_what_is_behind_it():
     [
         ({"input": ""}, 400, "text is empty"),
         ({"input": "Hi", "voice": "alloy"}, 400, "unknown speaker 'alloy'; this model has serena"),
-        ({"input": "Hi", "voice": 5}, 400, "voice"),
+        ({"input": "Hi", "voice": 5}, 400, "voice is 5; expected a string"),
+        ({"input": "Hi", "response_format": ["wav"]}, 400, "expected a string"),
         ({"input": "Hi", "model": "tts-1"}, 404, "'tiny' is"),
         ({"input": "Hi", "response_format": "aac"}, 400, "expected one of wav"),
         ({"input": "Hi", "speed": 2}, 400, "speed is fixed"),
