@@ -13,38 +13,42 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import environment, finish
+from harness import finish
 from hypothesis import HealthCheck, Phase, given, settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import conftest  # noqa: F401, I001  it brings a good BLAS before MLX
-from damage import attempt, damages, signalled, sound_folder
+from damage import attempt, attempt_handed, damages, handed_damages, signalled, sound_files, sound_folder
 
-ENDINGS = {0: "spoke", 2: "refused: usage", 3: "refused: files", 4: "spoke to the limit, or refused: generation"}
+from mlx_rvqspec.bench.harness import environment  # isort: skip
+
+HOW: dict[str, Any] = {"deadline": None, "database": None, "phases": [Phase.generate]}
+HOW["suppress_health_check"] = list(HealthCheck)
+ENDINGS = {0: "done", 2: "refused: usage", 3: "refused: files", 4: "done, to the frame limit"}
 
 
-def fuzz(num_inputs: int) -> dict[str, Any]:
+def fuzz(num_inputs: int, num_handed: int) -> dict[str, Any]:
     """How many inputs of each file ended how, and the worst of what one took."""
     counts: dict[str, Counter[str]] = {}
     seconds, peak_bytes = [], []
     with tempfile.TemporaryDirectory() as name:
         source = sound_folder(Path(name) / "model")
 
-        @settings(
-            max_examples=num_inputs,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(damage=damages(source))
-        def one(damage: Any) -> None:
-            outcome = attempt(source, damage)
-            counts.setdefault(damage.name, Counter())[ENDINGS[outcome.exit_code]] += 1
-            seconds.append(outcome.seconds)
-            peak_bytes.append(outcome.peak_bytes)
+        files = sound_files(Path(name) / "files")
 
-        one()
+        def run(attempt_one: Any, strategy: Any, number: int) -> None:
+            @settings(max_examples=number, **HOW)
+            @given(damage=strategy)
+            def one(damage: Any) -> None:
+                outcome = attempt_one(damage)
+                counts.setdefault(damage.name, Counter())[ENDINGS[outcome.exit_code]] += 1
+                seconds.append(outcome.seconds)
+                peak_bytes.append(outcome.peak_bytes)
+
+            one()
+
+        run(lambda damage: attempt(source, damage), damages(source), num_inputs)
+        run(attempt_handed, handed_damages(files), num_handed)
     return {
         "inputs": len(seconds),
         "tracebacks": 0,  # one would have ended the run
@@ -71,7 +75,7 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=2000)
     parser.add_argument("--signals", type=int, default=50)
     arguments = parser.parse_args()
-    result = {"damaged_files": fuzz(arguments.inputs), "signals": sweep(arguments.signals)}
+    result = {"damaged_files": fuzz(arguments.inputs, arguments.inputs // 4), "signals": sweep(arguments.signals)}
     finish("faults", {"environment": environment(), **result})
 
 

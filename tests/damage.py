@@ -12,26 +12,28 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 import soundfile
 from conftest import MLX_TTS, ROOT, TINY
 from hypothesis import strategies as st
 from test_drafter import OURS, random_drafter
 
-from mlx_rvqspec import cli
+from mlx_rvqspec import cli, device_profile
 from mlx_rvqspec.spec_decode import drafter as drafters
 from mlx_rvqspec.tensor_file import read_header
 
 ODD = [None, True, False, -1, 0, 1, 2, 3, 7, 64, 1023, 3.5, -0.0, 1e30, math.nan, math.inf, 10**6, 2**31, 2**63, 10**40]
 ODD += ["", "x", "7", "../x", "a\0b", "\ud800", [], {}, [0], [[]], [10**9] * 4, {"a": 1}, {"": None}]
 ROWS = "rows.json"  # not of the model folder: what is remembered of this device
+BASE = TINY.with_name("tiny_base")
 HELLO, NUM_SAMPLES = ["speak", "Hello.", "--model", TINY, "--speaker", "ryan", "--seed", 3], 7 * 1920
 TOO_LONG_S, TOO_MUCH_BYTES = 60, 512 << 20  # of one input; the tiny model needs a second and a few MB
 
@@ -188,7 +190,8 @@ def attempt(source: Path, damage: Damage) -> Outcome:
             target.symlink_to(path)
         (folder / damage.name).unlink()
         (folder / damage.name).write_bytes(damage.data)
-        patch.setattr(drafters, "rows_file", lambda _: folder / ROWS)
+        for module in (drafters, device_profile):
+            patch.setattr(module, "rows_file", lambda _: folder / ROWS)
         patch.setattr(drafters, "cache_folder", lambda: folder / "cache")
         voice = ("--model", folder, "--speaker", "ryan", "--seed", 1)
         outcome = mlx_tts("speak", "Hi", *voice, "--max-frames", 2, "--chunk-frames", 2, "-o", output)
@@ -196,6 +199,59 @@ def attempt(source: Path, damage: Damage) -> Outcome:
         assert outcome.exit_code in (0, 4) or re.fullmatch("mlx-tts: .{10,600}\n", outcome.said), outcome
         assert output.exists() == (outcome.exit_code == 4 and "was kept" in outcome.said), outcome
         assert [path.name for path in Path(name).iterdir() if path != output] == ["model"], outcome
+        assert outcome.seconds < TOO_LONG_S and outcome.peak_bytes < TOO_MUCH_BYTES, outcome
+    return outcome
+
+
+@contextlib.contextmanager
+def working_in(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+HANDED = {  # what else people hand over, and the command that reads it
+    "ref.wav": ("voices", "make", "ref.wav", "--model", BASE, "--text", "Hello.", "-o", "new.voice"),
+    "me.voice": ("speak", "Hi", "--voice", "me.voice", "--model", BASE, "--max-frames", 2, "-o", "a.wav"),
+    "rows.jsonl": ("batch", "rows.jsonl", "--model", TINY, "--speaker", "ryan", "--max-frames", 2, "-o", "made"),
+    "codes.npz": ("inspect", "codes.npz", "-o", "page.html"),
+}
+
+
+def sound_files(folder: Path) -> Path:
+    """A folder with all that ``HANDED`` names, nothing wrong with any of it."""
+    folder.mkdir()
+    noise = np.random.default_rng(0).uniform(-0.3, 0.3, 30_000).astype(np.float32)
+    soundfile.write(folder / "ref.wav", noise, 24_000)
+    (folder / "rows.jsonl").write_text(
+        '{"text": "Hi", "seed": 3}\n{"text": "Ho", "file": "b.wav", "speaker": "eric"}\n'
+    )
+    with working_in(folder):
+        made = mlx_tts(*HANDED["ref.wav"][:-1], "me.voice")
+        assert made.exit_code == 0, made
+        assert mlx_tts(*HELLO, "-o", "a.wav", "--report", ".").exit_code == 0
+    return folder
+
+
+@st.composite
+def handed_damages(draw: Callable, source: Path) -> Damage:
+    """One file of ``source``, see ``sound_files``, damaged."""
+    name = draw(st.sampled_from(sorted(HANDED)))
+    damaged = damaged_tensors if name == "me.voice" else damaged_bytes
+    return Damage(name, draw(damaged((source / name).read_bytes())))
+
+
+def attempt_handed(damage: Damage) -> Outcome:
+    """Run the command that reads this file, and check what every outcome must be."""
+    with tempfile.TemporaryDirectory() as name, working_in(Path(name)):
+        Path(damage.name).write_bytes(damage.data)
+        outcome = mlx_tts(*HANDED[damage.name])
+        assert outcome.exit_code in (0, 2, 3, 4), outcome
+        assert outcome.exit_code == 0 or "mlx-tts: " in outcome.said.splitlines()[-1], outcome
+        assert not list(Path(name).rglob("*.part")), outcome
         assert outcome.seconds < TOO_LONG_S and outcome.peak_bytes < TOO_MUCH_BYTES, outcome
     return outcome
 

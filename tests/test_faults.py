@@ -8,7 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from damage import HELLO, Damage, attempt, damages, mlx_tts, signalled, sound_folder
+from damage import (
+    HELLO,
+    Damage,
+    attempt,
+    attempt_handed,
+    damages,
+    handed_damages,
+    mlx_tts,
+    signalled,
+    sound_files,
+    sound_folder,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_drafter import OURS, random_drafter
@@ -131,6 +142,24 @@ def test_a_drafter_is_not_believed(source, changes):
 @settings(max_examples=40, derandomize=True, **LOOSE)
 def test_damaged_files_end_in_speech_or_one_line(source, data):
     attempt(source, data.draw(damages(source)))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    return sound_files(tmp_path_factory.mktemp("files") / "sound")
+
+
+@given(data=st.data())
+@settings(max_examples=20, derandomize=True, **LOOSE)
+def test_damaged_recordings_voices_rows_and_records_end_in_one_line(files, data):
+    attempt_handed(data.draw(handed_damages(files)))
+
+
+@pytest.mark.slow
+@given(data=st.data())
+@settings(max_examples=500, **LOOSE)
+def test_five_hundred_damaged_recordings_voices_rows_and_records_end_in_one_line(files, data):
+    attempt_handed(data.draw(handed_damages(files)))
 
 
 @pytest.mark.slow
