@@ -166,7 +166,7 @@ class Outcome:
 
 def mlx_tts(*arguments: Any) -> Outcome:
     """Run mlx-tts in this process. An exception that would be a traceback for the user comes out as it is."""
-    said, argv = io.StringIO(), sys.argv
+    said, argv, handler = io.StringIO(), sys.argv, signal.getsignal(signal.SIGTERM)
     sys.argv = ["mlx-tts", *map(str, arguments)]
     mx.reset_peak_memory()
     before, begin = mx.get_active_memory(), time.perf_counter()
@@ -177,6 +177,7 @@ def mlx_tts(*arguments: Any) -> Outcome:
         code = int(end.code or 0)
     finally:
         sys.argv = argv
+        signal.signal(signal.SIGTERM, handler)
     return Outcome(code, said.getvalue(), time.perf_counter() - begin, mx.get_peak_memory() - before)
 
 
