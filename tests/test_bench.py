@@ -116,11 +116,19 @@ def test_the_command_prints_a_table_and_writes_the_figures(tmp_path, monkeypatch
     assert run.SUITES == ("speech", "frame", "scaling")
 
 
-def test_a_suite_that_is_not_there_is_a_usage_fault(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["mlx-tts", "bench", "--suite", "all"])
-    with pytest.raises(SystemExit) as done:
-        cli.main()
-    assert done.value.code == 2 and "expected speech, frame, scaling" in capsys.readouterr().err
+def test_what_cannot_be_measured_or_written_is_a_usage_fault(tmp_path, monkeypatch, capsys):
+    (tmp_path / "old.json").touch()
+    base = str(TINY.with_name("tiny_base"))
+    for arguments, message in (
+        (["--suite", "all"], "expected speech, frame, scaling"),
+        (["-o", str(tmp_path / "old.json")], "exists; name a new file"),
+        (["-o", str(tmp_path / "none" / "b.json")], "create it first"),
+        ([base], "Base model"),
+    ):
+        monkeypatch.setattr("sys.argv", ["mlx-tts", "bench", *arguments])
+        with pytest.raises(SystemExit) as done:
+            cli.main()
+        assert done.value.code == 2 and message in capsys.readouterr().err
 
 
 @pytest.fixture

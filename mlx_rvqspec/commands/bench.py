@@ -40,6 +40,8 @@ def bench(
                 raise ValueError(f"there is no suite {name!r}; expected {', '.join(SUITES)}")
         if output and not output.parent.is_dir():
             raise ValueError(f"there is no folder {output.parent}; create it first")
+        if output and output.exists():
+            raise ValueError(f"{output} exists; name a new file")
         folder = resolve(model)
         all_voices(read_config(folder))
     with progress(not quiet) as show:
