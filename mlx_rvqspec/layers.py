@@ -4,7 +4,7 @@ Pre-norm, grouped-query attention with an RMSNorm per head on queries and keys b
 biases. Upstream's multimodal rotary has three equal position rows here, so it is the plain half-split rotary.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -81,6 +81,19 @@ def side_by_side(layers: list[Linear]) -> mx.array:
     return matrix
 
 
+def packed_side_by_side(layers: list[Any]) -> tuple[mx.array, mx.array, mx.array]:
+    """Weights, scales and biases of some layers, packed alike, each in one array of which theirs become parts."""
+    joined = []
+    for name in ("weight", "scales", "biases"):
+        whole, begin = mx.concatenate([layer[name] for layer in layers]), 0
+        for layer in layers:
+            end = begin + layer[name].shape[0]
+            layer[name], begin = whole[begin:end], end
+        joined.append(whole)
+    weight, scales, biases = joined
+    return weight, scales, biases
+
+
 def lay_out(module: nn.Module) -> None:
     """Prepare loaded weights for being used again and again; shapes and values stay. Changes ``module``."""
     for part in sorted(module.modules(), key=lambda part: len(part.children())):  # what holds others comes last
@@ -106,24 +119,32 @@ class Attention(nn.Module):
         self, x: mx.array, position: tuple[mx.array, mx.array], mask: mx.array | None, cache: LayerCache
     ) -> mx.array:
         rows = x.shape[0]
-        q, k, v = self._together(x, position) if "_qkv" in self else self._apart(x, position)
+        q, k, v = self._together(x, position) if "_qk_norm" in self else self._apart(x, position)
         k, v = cache.update_and_fetch(k, v)
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.scale, mask=mask)
         return self.o_proj(out.swapaxes(1, 2).reshape(rows, -1))
 
     def lay_out(self) -> None:
-        """Make queries, keys and values in one product where their matrices are not packed: fewer, larger steps."""
+        """Make queries, keys and values in one product where their matrices are stored alike: fewer, larger steps."""
         projections = [self.q_proj, self.k_proj, self.v_proj]
         if all(isinstance(projection, Linear) for projection in projections):
             self._qkv = side_by_side(projections)
+        elif len(kinds := {(getattr(part, "group_size", 0), getattr(part, "bits", 0)) for part in projections}) == 1:
+            ((self._group_size, self._bits),) = kinds
+            self._packed_qkv = packed_side_by_side(projections)
+        if "_qkv" in self or "_packed_qkv" in self:
             norms = [self.q_norm.weight] * self.num_heads + [self.k_norm.weight] * self.num_kv_heads
             self._qk_norm = mx.stack(norms)[:, None]
 
     def _together(self, x: mx.array, position: tuple[mx.array, mx.array]) -> tuple[mx.array, mx.array, mx.array]:
         """Queries, keys and values [B, heads, T, head_dim], normed and turned."""
         num_turned = self.num_heads + self.num_kv_heads
-        heads = (x @ self._qkv).reshape(-1, position[0].shape[2], num_turned + self.num_kv_heads, self.head_dim)
-        heads = heads.swapaxes(1, 2)
+        if "_qkv" in self:
+            heads = x @ self._qkv
+        else:
+            weight, scales, biases = self._packed_qkv
+            heads = mx.quantized_matmul(x, weight, scales, biases, group_size=self._group_size, bits=self._bits)
+        heads = heads.reshape(-1, position[0].shape[2], num_turned + self.num_kv_heads, self.head_dim).swapaxes(1, 2)
         turned = mx.fast.rms_norm(heads[:, :num_turned], None, self.q_norm.eps) * self._qk_norm
         turned = rotate(turned, *position)
         return turned[:, : self.num_heads], turned[:, self.num_heads :], heads[:, num_turned:]

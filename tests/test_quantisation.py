@@ -17,6 +17,7 @@ from mlx_rvqspec import cli
 from mlx_rvqspec.config import ModelError
 from mlx_rvqspec.conversion import convert
 from mlx_rvqspec.generate import load
+from mlx_rvqspec.layers import rotary
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.model import Qwen3TTS
 from mlx_rvqspec.quantisation import level
@@ -96,6 +97,18 @@ def test_mixed_has_finer_heads_and_says_so(copy):
     assert layer.mlp.up_proj.bits == 4 and layer.self_attn.v_proj.bits == 8
     # already at 8, the bulk leaves the others their numbers
     assert isinstance(load_model(copy(8, True)).code_decoder.codec_head, nn.Linear)
+
+
+def test_queries_keys_and_values_in_one_product_are_those_apart():
+    """Where they are packed alike; the parts stay what was loaded, and are not held twice."""
+    attention = load_model(TINY, quantize=8).code_decoder.model.layers[0].self_attn
+    position = rotary(mx.arange(3)[None], attention.head_dim, 1e6)
+    x = mx.random.normal((3, 64), key=mx.random.key(1))
+    assert "_packed_qkv" in attention
+    for together, apart in zip(attention._together(x, position), attention._apart(x, position)):
+        np.testing.assert_allclose(together, apart, atol=1e-6)
+    mixed = load_model(TINY, quantize="mixed").code_decoder.model.layers[0].self_attn
+    assert "_packed_qkv" not in mixed and mixed.v_proj.bits != mixed.q_proj.bits
 
 
 def test_group_sizes_follow_the_widths():
