@@ -12,12 +12,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from importlib import metadata
 from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
-import mlx.core as mx
 import typer
 
 from .audio import FORMATS, Player, Write, choose_format, open_file, pipe_writer
@@ -26,6 +24,7 @@ from .commands.batch import batch
 from .commands.bench import bench
 from .commands.convert import convert
 from .commands.fit import fit
+from .commands.info import info
 from .commands.inspect import check_folder, inspect, write_report
 from .commands.models import download, verify
 from .commands.overview import Overview
@@ -62,13 +61,11 @@ from .commands.shared import (
     usage_faults,
 )
 from .commands.voices import app as voices_app
-from .config import ModelError, read_config, read_json
-from .device_profile import describe
+from .config import ModelError, read_config
 from .generate import load
 from .load import fingerprints, resolve
 from .passages import PASSAGE_S
 from .prompt import choose_voice
-from .quantisation import label, table_of
 from .reading import Chunk
 from .report.record import Recorder
 from .sampling import MAX_SEED, Sampling
@@ -284,41 +281,7 @@ def report(last: Chunk, facts: dict[str, Any], on_runaway: str, as_json: bool, t
         raise Fault(GENERATION, f"{what}; the sound was kept; try another --seed, --on-runaway or --max-frames")
 
 
-@app.command(short_help="Show a model, and what would run here.")
-def info(model: Model = None, as_json: Json = False) -> None:
-    """Show a model, and what it would run on, without loading its weights."""
-    folder = resolve(model)
-    config = read_config(folder)
-    facts = {
-        "model": str(folder),
-        "kind": config.tts_model_type,
-        "size": config.tts_model_size,
-        "speakers": config.speakers,
-        "languages": config.languages,
-        "sample_rate": config.sample_rate,
-        "frame_rate_hz": config.frame_rate_hz,
-        "codebooks": config.code_decoder.num_code_groups,
-        "quantised": label(table_of(read_json(folder / "config.json"), str(folder))) or "no",
-        "device": "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu",
-        "blas": sys.modules["mlx_rvqspec"].BLAS or "MLX's own",  # chosen before this module could be
-        "measured": measured(folder),
-        "versions": (f"mlx_rvqspec {__version__}", f"mlx {metadata.version('mlx')}"),
-    }
-    if as_json:
-        print(json.dumps(facts))
-    else:
-        for name, value in facts.items():
-            print(f"{name:14} {', '.join(value) if isinstance(value, tuple) else value}")
-
-
-def measured(folder: Path) -> tuple[str, ...]:
-    """What is known of this model's speed here; what is wrong with its weights where they tell nothing."""
-    try:
-        return describe(fingerprints(folder)) or ("not yet; mlx-tts fit --keep does it",)
-    except ModelError as error:
-        return (f"nothing: {error}",)
-
-
+app.command(short_help="Show a model, and what would run here.")(info)
 app.command(short_help="Say many texts into files, resumably.")(batch)
 app.command(short_help="Answer requests over HTTP, as OpenAI's API.")(serve)
 app.command(short_help="Make a model's drafter, and measure what it brings here.")(fit)

@@ -246,6 +246,14 @@ def test_info_reads_no_weights(run, unloadable):
     assert "download it again" in facts["measured"][0]
 
 
+def test_info_says_what_would_run(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plain, built_in = (json.loads(run("info", *model, "--json")[1]) for model in (["--model", TINY], []))
+    assert plain["precision"] == "float32" and plain["decoding"].startswith("plain: this model has no drafter")
+    engine = load()
+    assert f"speculative, {engine.num_nodes} rows a round, with {built_in['model']}" in built_in["decoding"]
+
+
 def test_help_fits_a_screen_and_names_the_commands(run):
     for arguments in ([], ["--help"]):
         code, out, _ = run(*arguments)

@@ -52,7 +52,7 @@ ORDER = [
     {"report.page"},
     {"report.summary"},
     {"commands.shared", "commands.overview"},
-    {"commands.inspect", "commands.models"},
+    {"commands.inspect", "commands.models", "commands.info"},
     {"commands.passages"},
     {"commands.convert"},
     {"commands.bench"},

@@ -266,9 +266,14 @@ def find(
     """
     if drafter is not None:
         return None if drafter == "none" else load(Path(drafter).expanduser(), decoder, fingerprints)
+    path = place(folder, fingerprints)
+    return load(path, decoder, fingerprints) if path else None
+
+
+def place(folder: Path, fingerprints: tuple[str, ...]) -> Path | None:
+    """Where the drafter is that ``find`` takes when it is given none."""
     own, *source = (cache_folder() / fingerprint / FILE for fingerprint in fingerprints)
-    places = (own, folder / FILE, *source)
-    return next((load(path, decoder, fingerprints) for path in places if path.is_file()), None)
+    return next((path for path in (own, folder / FILE, *source) if path.is_file()), None)
 
 
 def cache_folder() -> Path:
