@@ -35,6 +35,7 @@ class Task:
 
     job: int
     passage: int
+    max_frames: int | None = None
     attempt: int = 0
     failed: list[tuple[int, int, str]] = field(default_factory=list)  # seed, frames, reason
     piece: Piece | None = None
@@ -49,17 +50,20 @@ def read_batch(
     ones first, since a batch takes as long as its longest row.
     """
     start = time.perf_counter()
-    tasks = {number: [Task(number, n) for n in range(len(job.passages))] for number, job in enumerate(jobs)}
-    waiting = sorted(
-        (task for several in tasks.values() for task in several),
-        key=lambda task: -jobs[task.job].passages[task.passage].ordinary_s,
-    )
+    limits = [job.how.sampling.max_frames for job in jobs]
+    tasks = {
+        number: [Task(number, n, limits[number]) for n in range(len(job.passages))] for number, job in enumerate(jobs)
+    }
+    # a limit counts over all passages of a text, so the next has to wait until the one before has taken its part
+    ready = [task for several in tasks.values() for task in several if task.max_frames is None or task.passage == 0]
+    waiting = sorted(ready, key=lambda task: -jobs[task.job].passages[task.passage].ordinary_s)
     while waiting:
         together, waiting = waiting[:batch_size], waiting[batch_size:]
         errors: dict[int, GenerationError] = {}
         for _ in _speak(reader, jobs, together, errors):
             yield None
         waiting += [task for task in together if task.piece is None and task.job not in errors]
+        waiting += [task for done in together if done.piece for task in _following(tasks[done.job], done)]
         waiting = [task for task in waiting if task.job not in errors]
         for number in sorted({task.job for task in together} & tasks.keys()):
             if number in errors:
@@ -70,6 +74,19 @@ def read_batch(
     mx.clear_cache()  # once per batch: buffers of lengths that may never come again
 
 
+def _following(tasks: list[Task], done: Task) -> list[Task]:
+    """The next task of a text with a limit, which one that is done has left room for; drops those without room."""
+    if done.max_frames is None or done.passage + 1 == len(tasks):
+        return []
+    assert done.piece
+    left = done.max_frames - len(done.piece.codes)
+    if not left:
+        del tasks[done.passage + 1 :]
+        return []
+    tasks[done.passage + 1].max_frames = left
+    return [tasks[done.passage + 1]]
+
+
 def _speak(
     reader: Reader, jobs: Sequence[Job], tasks: Sequence[Task], errors: dict[int, GenerationError]
 ) -> Iterator[None]:
@@ -77,7 +94,7 @@ def _speak(
     rows: list[Row] = []
     for task in tasks:
         job = jobs[task.job]
-        rows.append(reader.row(job, task.passage, attempt_seed(job.seed, task.attempt), job.how.sampling.max_frames))
+        rows.append(reader.row(job, task.passage, attempt_seed(job.seed, task.attempt), task.max_frames))
     made: list[list[Piece]] = [[] for _ in tasks]
     job = jobs[tasks[0].job]
     utterance = Utterance(
@@ -132,10 +149,7 @@ def _chunks(reader: Reader, job: Job, tasks: Sequence[Task], start: float) -> li
         task = tasks[number]
         for failed in task.failed:
             account.end(number, *failed)
-        piece = task.piece
-        assert piece
-        if max_frames is not None and len(piece.codes) > max_frames:
-            piece = piece.part(0, max_frames, "length")
-        yield attempt_seed(job.seed, task.attempt), piece
+        assert task.piece
+        yield attempt_seed(job.seed, task.attempt), task.piece
 
     return [chunk for chunk in reader.read(job, passage, start) if chunk]

@@ -12,7 +12,7 @@ from mlx_rvqspec.generate import Engine, Speech, load
 from mlx_rvqspec.sampling import Sampling
 from mlx_rvqspec.utterance import GenerationError, Utterance
 
-SHORT = Sampling(max_frames=9)
+SHORT = Sampling(max_frames=8)
 TEXTS = [
     Input("Hello.", "ryan", seed=3),
     Input("A text with rather more words in it.", "serena"),
@@ -59,7 +59,7 @@ def test_rows_that_have_ended_are_left_out(engine: Engine, monkeypatch: pytest.M
         Utterance, "_enqueue", lambda self, frame: widths.append(len(self.rows)) or enqueue(self, frame)
     )
     pair = [TEXTS[0], Input("Yes.", "ryan", seed=3)]
-    limit = Sampling(max_frames=14)
+    limit = Sampling(max_frames=10)
     hello, yes = engine.speak_batch(pair, sampling=limit)
     assert widths[0] == 2 and widths[-1] == 1
     assert isinstance(yes, Speech) and isinstance(hello, Speech) and len(hello.codes) == 7
@@ -95,7 +95,7 @@ def test_a_row_that_breaks_leaves_the_others_alone(engine: Engine, monkeypatch: 
 
 
 def test_long_texts_and_retries_are_those_of_speak(engine: Engine):
-    item = Input("Hello.\n\nYes.", "ryan", seed=3)
+    item = Input("Hello.\n\nWell, yes.", "ryan", seed=3)
     (speech,) = engine.speak_batch([item], sampling=SHORT, on_runaway="retry")
     expected = alone(engine, item, sampling=SHORT, on_runaway="retry")
     assert isinstance(speech, Speech)
@@ -112,7 +112,7 @@ def test_long_texts_and_retries_are_those_of_speak(engine: Engine):
 def test_other_requests_get_their_turn(engine: Engine):
     done = []
     batch = threading.Thread(
-        target=lambda: done.append(engine.speak_batch(TEXTS, seed=5, sampling=Sampling(max_frames=30))) or done
+        target=lambda: done.append(engine.speak_batch(TEXTS, seed=5, sampling=Sampling(max_frames=12))) or done
     )
     batch.start()
     engine.speak("Hi", speaker="ryan", seed=1, sampling=Sampling(max_frames=2))

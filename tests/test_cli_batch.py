@@ -13,8 +13,8 @@ from mlx_rvqspec.generate import load
 from mlx_rvqspec.manifest import Record, groups_of, key_of, read_rows
 
 DEFAULTS = {"speaker": None, "voice": None, "language": "auto", "instruct": None, "seed": 0}
-TEXTS = ["Hello.", "Yes, I am.", "No.", "A text that is longer than the others.", "Five.", "The last one."]
-OPTIONS = ["--model", TINY, "--speaker", "ryan", "--max-frames", 20, "--batch-size", 2]
+TEXTS = ["Hello.", "Yes, I am.", "Come in.", "A text that is longer than the others.", "Wait.", "Thanks."]
+OPTIONS = ["--model", TINY, "--speaker", "ryan", "--max-frames", 10, "--batch-size", 2]
 
 
 def rows(*lines: str):
@@ -116,9 +116,8 @@ def test_a_killed_run_goes_on_to_the_files_of_an_undisturbed_one(run, start, tex
     assert hashes(tmp_path / "killed") == whole and not list((tmp_path / "killed").glob("*.part"))
 
     (tmp_path / "killed" / "00002.wav").write_bytes(b"damaged")
-    for part, kept, made in (("1/2", 4, 0), ("2/2", 1, 1)):
-        counts = json.loads(run(*arguments, "killed", "--json", "--shard", part)[1])
-        assert (counts["kept"], counts["made"]) == (kept, made)
+    shards = [json.loads(run(*arguments, "killed", "--json", "--shard", part)[1]) for part in ("1/2", "2/2")]
+    assert sorted(counts["made"] for counts in shards) == [0, 1] and sum(counts["kept"] for counts in shards) == 5
     assert hashes(tmp_path / "killed") == whole
 
 

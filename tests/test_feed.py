@@ -101,8 +101,8 @@ def test_speech_begins_before_the_text_is_complete(engine: Engine):
 
 def test_paragraphs_have_pauses_and_the_end_may_come_late(engine: Engine):
     options = {"speaker": "ryan", "seed": 3, "chunk_frames": 4, "paragraph_pause_s": 0.5}
-    whole = engine.speak("Hello.\n\nHello.", text_feed="stream", **options)
-    chunks = list(engine.stream(["Hello.\n\nHello.\n\n", "", "\n"], **options))
+    whole = engine.speak("Yes.\n\nStop now.", text_feed="stream", **options)
+    chunks = list(engine.stream(["Yes.\n\nStop now.\n\n", "", "\n"], **options))
     np.testing.assert_array_equal(np.concatenate([chunk.codes for chunk in chunks]), whole.codes)
     assert sum(len(chunk.audio) for chunk in chunks) == len(whole.audio)
     assert chunks[-1].is_final and chunks[-1].finish_reason == whole.finish_reason
