@@ -19,7 +19,8 @@ class Owner:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Future, Callable, tuple]] = SimpleQueue()
-        threading.Thread(target=self._serve, name="mlx-rvqspec", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="mlx-rvqspec", daemon=True)
+        self._thread.start()
 
     def _serve(self) -> None:
         while True:
@@ -32,6 +33,8 @@ class Owner:
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
         """function(*args) on the owner thread; its result or its exception."""
+        if threading.current_thread() is self._thread:  # it may collect a stream that was dropped, which closes it here
+            return function(*args)
         future: Future = Future()
         self._calls.put((future, function, args))
         return future.result()
