@@ -31,7 +31,7 @@ from mlx_rvqspec.load import resolve
 
 HERE = Path(__file__).parent
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog looks up for a moment."
-NUM_NODES = 8
+NUM_NODES = 4
 Task = dict[str, Any]
 
 
