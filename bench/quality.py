@@ -2,6 +2,7 @@
 
     python bench/quality.py --asr DIR [MODEL] [--texts weights/recipe/heldout.tsv] [--num 120] [--seed 0]
                             [--teacher WAVDIR] [--codes CODES.npz] [--end-seeds 500] [--work DIR]
+                            [--quantize 8 6 4 mixed]     # these levels instead, into quality_quantised.json
 
 DIR is a faster-whisper model (weights/recipe/README.md says which and where from). WAVDIR holds the teacher's
 recordings of the same texts and CODES.npz their codes; the stages that need what is not given are left out.
@@ -113,6 +114,10 @@ def synthesise(engine: tts.Engine, texts: dict[str, str], seed: int, decode: str
     }
 
 
+def quantised(model: str | None, level: str) -> tts.Engine:
+    return tts.load(model, quantize=int(level) if level.isdigit() else level)
+
+
 def missed_ends(engine: tts.Engine, num: int) -> dict[str, Any]:
     """Short texts, every seed once: runs that do not stop by themselves, and frames made."""
     misses, frames = 0, []
@@ -174,6 +179,7 @@ def main() -> None:
     parser.add_argument("--teacher")
     parser.add_argument("--codes")
     parser.add_argument("--end-seeds", type=int, default=500)
+    parser.add_argument("--quantize", nargs="+", default=[])
     parser.add_argument("--work", default=tempfile.gettempdir() + "/quality")
     options = parser.parse_args()
     from faster_whisper import WhisperModel
@@ -192,16 +198,21 @@ def main() -> None:
     if options.codes:
         codes = np.load(options.codes)
         stages["codec"] = lambda: ({n: engine.decode(codes[n].astype(np.int32)) for n in texts}, {})
-    stages["plain"] = lambda: synthesise(engine, texts, options.seed, "plain")
-    stages["plain, temperature 0.9"] = lambda: synthesise(engine, texts, options.seed, "plain", temperature=0.9)
-    if not engine.why_plain:
-        stages["spec"] = lambda: synthesise(engine, texts, options.seed, "spec")
+    for level in options.quantize:
+        stages[level] = lambda level=level: synthesise(quantised(options.model, level), texts, options.seed, "plain")
+    if not options.quantize:
+        stages["plain"] = lambda: synthesise(engine, texts, options.seed, "plain")
+        stages["plain, temperature 0.9"] = lambda: synthesise(engine, texts, options.seed, "plain", temperature=0.9)
+        if not engine.why_plain:
+            stages["spec"] = lambda: synthesise(engine, texts, options.seed, "spec")
     for stage, make in stages.items():
         audio, extra = make()
         save(Path(options.work), stage, audio)
         result["stages"][stage] = {**word_errors(asr, texts, audio), **extra}
         example[stage] = audio[next(iter(texts))]
         print(stage, {k: v for k, v in result["stages"][stage].items() if k != "heard"}, flush=True)
+    if options.quantize:
+        return finish("quality_quantised", result)
     result["short_texts"] = missed_ends(engine, options.end_seeds)
     result["picture"] = picture(example, next(iter(texts.values()))).name
     finish("quality", result)
