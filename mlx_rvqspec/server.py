@@ -101,16 +101,27 @@ def whole(chunks: Generator[Chunk, None, None], sample_rate: int, format: str) -
 
 
 class SpeechResponse(StreamingResponse):
-    """A stream whose source is closed when the response is over, also when the client has left."""
+    """A stream with what it holds, which is let go when the response is over, also when the client had left before."""
+
+    def __init__(
+        self,
+        parts: AsyncGenerator[bytes, None],
+        held: contextlib.AsyncExitStack,
+        *,
+        media_type: str,
+        headers: dict[str, str],
+    ) -> None:
+        super().__init__(parts, media_type=media_type, headers=headers)
+        self._parts, self._held = parts, held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        except ClientDisconnect:
-            pass
-        finally:
-            assert isinstance(self.body_iterator, AsyncGenerator)
-            await self.body_iterator.aclose()
+        async with self._held:
+            try:
+                await super().__call__(scope, receive, send)
+            except ClientDisconnect:
+                pass
+            finally:
+                await self._parts.aclose()
 
 
 class Server:
@@ -159,11 +170,11 @@ class Server:
             headers = {"X-Sample-Rate": str(self.engine.sample_rate), "X-Seed": str(asked["seed"])}
             streams = asked.get("stream", True)
             parts = (encoded if streams else whole)(chunks, self.engine.sample_rate, how)
+            stack.push_async_callback(close, parts)
             part = await self._next(parts) or b""
             if streams:
-                body = self._send(part, parts, stack.pop_all())
-                return SpeechResponse(body, media_type=CONTENT_TYPES[how], headers=headers)
-            stack.push_async_callback(anyio.to_thread.run_sync, parts.close)
+                body = self._send(part, parts)
+                return SpeechResponse(body, stack.pop_all(), media_type=CONTENT_TYPES[how], headers=headers)
             while (following := await self._next(parts)) is not None:
                 part += following
                 if await request.is_disconnected():
@@ -253,21 +264,21 @@ class Server:
             self.counts["failed"] += 1
             raise refusal(500, str(error)) from None
 
-    async def _send(
-        self, first: bytes, parts: Generator[bytes, None, None], stack: contextlib.AsyncExitStack
-    ) -> AsyncGenerator[bytes, None]:
-        """The parts, then the engine's release, also when the client has left: then this is cancelled."""
-        async with stack:
-            try:
-                yield first
-                while (part := await anyio.to_thread.run_sync(next, parts, None)) is not None:
-                    yield part
-            except GenerationError:
-                self.counts["failed"] += 1
-                raise  # after the headers only a broken connection can say it
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(parts.close)
+    async def _send(self, first: bytes, parts: Generator[bytes, None, None]) -> AsyncGenerator[bytes, None]:
+        """The parts; cancelled when the client has left."""
+        try:
+            yield first
+            while (part := await anyio.to_thread.run_sync(next, parts, None)) is not None:
+                yield part
+        except GenerationError:
+            self.counts["failed"] += 1
+            raise  # after the headers only a broken connection can say it
+
+
+async def close(parts: Generator[bytes, None, None]) -> None:
+    """Close in a thread, since the engine may be at work, and also when this task is being cancelled."""
+    with anyio.CancelScope(shield=True):
+        await anyio.to_thread.run_sync(parts.close)
 
 
 async def body_of(request: Request) -> dict[str, Any]:

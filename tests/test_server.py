@@ -1,5 +1,6 @@
 """The server, asked by OpenAI's own client and by one that misbehaves."""
 
+import asyncio
 import io
 import json
 import socket
@@ -167,6 +168,22 @@ def test_a_client_that_leaves_frees_the_engine_within_a_chunk(address, client, h
     assert after["mlx_tts_cancelled_total"] == before["mlx_tts_cancelled_total"] + 1
     assert after["mlx_tts_audio_seconds_total"] - before["mlx_tts_audio_seconds_total"] < 4  # of some twenty
     assert np.array_equal(np.frombuffer(ask(client, "pcm").content, "<i2"), hello)
+
+
+def test_a_client_that_left_before_the_first_byte_frees_the_engine(engine):
+    server = Server(engine, "tiny")
+    body = json.dumps({"input": "Hello.", "voice": "ryan", **SEED}).encode()
+    scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "method": "POST", "query_string": b""}
+    scope |= {"path": "/v1/audio/speech", "headers": []}
+
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message):
+        raise OSError("the connection is closed")
+
+    asyncio.run(server.app()(scope, receive, send))
+    assert not server.turn.locked() and server.counts["cancelled"] == 1
 
 
 def test_one_speaks_one_waits_and_the_third_is_told_to_come_later(address, client, hello):
