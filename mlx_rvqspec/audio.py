@@ -1,6 +1,5 @@
 """Sound going out: files that appear whole or not at all, pipes, and the loudspeaker."""
 
-import os
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+
+from .whole_file import replacing
 
 # Name, which is also the file suffix -> container and encoding of libsndfile; None is written here.
 FORMATS = {
@@ -95,21 +96,6 @@ def encoder(file: BinaryIO | int, sample_rate: int, codec: tuple[str, str], comm
             yield lambda audio: sound.write(to_pcm16(audio))
     except soundfile.SoundFileError as error:
         raise OSError(f"cannot write {container}: {error}; is the disk full?") from error
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the name `path` when the block ends, and vanishes if that is by an exception."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())  # else a power cut could keep the name and lose the samples
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .audio import replacing
 from .config import ModelConfig, ModelError
 from .tensor_file import Span, read_header
+from .whole_file import replacing
 
 VERSION = 1
 DTYPES = {"F32": np.dtype("<f4"), "I32": np.dtype("<i4")}

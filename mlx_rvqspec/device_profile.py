@@ -1,11 +1,11 @@
 """What was measured of a model on this machine: written by ``fit.device``, read by ``load`` and ``mlx-tts info``."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from .spec_decode.drafter import rows_file
+from .whole_file import replacing
 
 CHUNKS = (0, *range(1, 17))  # frames a chunk may have, 0 for none that can be played at once
 SHARE = 0.8  # of real time that making a chunk may take: the rest is for whatever else the machine does
@@ -55,9 +55,8 @@ def write_profile(fingerprint: str, device: str, profile: Profile) -> None:
     path = rows_file(fingerprint)
     known = _entries(fingerprint) | {device: asdict(profile)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{os.getpid()}.{path.name}")
-    part.write_text(json.dumps(known, indent=1), encoding="utf-8")
-    os.replace(part, path)
+    with replacing(path) as file:
+        file.write(json.dumps(known, indent=1).encode())
 
 
 def _entries(fingerprint: str) -> dict[str, Any]:

@@ -51,6 +51,13 @@ def test_a_profile_is_read_back_beside_what_cannot_be_read():
     assert describe(("f",)) == ("new: 4 rows a round, 23.0 ms a frame's codes, chunks of 8 frames, 40.0 GB/s",)
 
 
+def test_a_profile_that_cannot_be_written_leaves_nothing_behind():
+    rows_file("f").mkdir(parents=True)
+    with pytest.raises(OSError):
+        write_profile("f", "new", PROFILE)
+    assert list(rows_file("f").parent.iterdir()) == [rows_file("f")]
+
+
 def test_the_engine_hands_out_the_chunks_that_were_measured(capsys, monkeypatch):
     drafter = replace(random_drafter(Form(3, 1, 2, 4, 4, "noise")), fingerprint=fingerprint(TINY))
     save(drafter, cache_folder() / drafter.fingerprint / FILE)

@@ -1,7 +1,6 @@
 """mlx-tts bench: how fast a model is on this machine."""
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 from ..config import read_config
 from ..load import resolve
 from ..sampling import MAX_SEED
+from ..whole_file import replacing
 from .shared import Dtype, Quiet, progress, usage_faults
 
 
@@ -49,7 +49,6 @@ def bench(
             folder, suites=suite or SUITES, dtype=dtype, drafter=drafter, quick=quick, seed=seed, show=show
         )
     if output:
-        part = output.with_name(f".{os.getpid()}.{output.name}")
-        part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        os.replace(part, output)
+        with replacing(output) as file:
+            file.write(json.dumps(result, indent=1).encode() + b"\n")
     print(report(result))

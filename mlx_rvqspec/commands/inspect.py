@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ..audio import replacing
 from ..report.page import render
 from ..report.record import Record, read_record
 from ..report.summary import BLOCKS, summary
+from ..whole_file import replacing
 from .shared import Json, Quiet, say, silent, usage_faults
 
 PAGE, CODES = "report.html", "codes.npz"

@@ -11,9 +11,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..audio import replacing, to_pcm16
+from ..audio import to_pcm16
 from ..reading import Chunk
 from ..recording import read_recording
+from ..whole_file import replacing
 
 VERSION = 1
 LONGEST_S = 3600.0
