@@ -27,7 +27,7 @@ from .owner import owner
 from .passages import PARAGRAPH_PAUSE_S, PASSAGE_S, split, spoken
 from .prompt import TEXT_FEEDS, choose_voice
 from .reading import Chunk, How, Job, Reader
-from .sampling import MAX_SEED, Sampling
+from .sampling import Sampling, check_seed
 from .spec_decode.drafter import Drafter, device_name, find, rows_for
 from .spec_decode.stats import Stats
 from .text import prepare
@@ -335,12 +335,8 @@ class Engine:
 
 
 def choose_seed(seed: int | None) -> int:
-    """The seed, or a random one. Raises ValueError for one out of range."""
-    if seed is None:
-        seed = secrets.randbits(32)
-    if not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"seed is {seed}; expected 0 to {MAX_SEED}")
-    return seed
+    """The seed, or a random one. Raises ValueError for what is none."""
+    return secrets.randbits(32) if seed is None else check_seed(seed)
 
 
 def load(

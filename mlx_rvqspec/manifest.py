@@ -13,6 +13,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from .sampling import check_seed
+
 NAME = "manifest"
 
 
@@ -65,8 +67,7 @@ def _check(name: str, value: Any, known: dict[str, Any]) -> None:
         near = get_close_matches(name, known, 1)
         raise ValueError(f"unknown key {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {[*known]}"))
     if name == "seed":
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**32:
-            raise ValueError(f"seed is {value!r}; expected 0 to {2**32 - 1}")
+        check_seed(value)
     elif not (isinstance(value, str) or value is None and "None" in str(known[name])):
         raise ValueError(f"{name} is {value!r}; expected text in quotes")
 

@@ -6,6 +6,7 @@ the same codes. Greedy decoding is temperature 0.
 """
 
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +14,13 @@ import mlx.core as mx
 MIN_NEW_TOKENS = 2  # upstream's generate: no end of speech among the first two codes
 WRAPPER_MAX_NEW_TOKENS = 2048  # qwen3_tts_model.py, where generation_config.json is silent
 MAX_SEED = 2**32 - 1  # (seed, frame) is used as the two 32-bit words of one key, so no two pairs share noise
+
+
+def check_seed(seed: Any) -> int:
+    """The seed. Raises ValueError for what is none."""
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= int(seed) <= MAX_SEED:
+        raise ValueError(f"seed is {seed!r}; expected a whole number from 0 to {MAX_SEED}")
+    return int(seed)
 
 
 @dataclass(frozen=True)

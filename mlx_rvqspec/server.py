@@ -26,6 +26,7 @@ from starlette.types import Receive, Scope, Send
 from .audio import FORMATS, Write, encoder, finish_wav, pipe_writer
 from .generate import Engine
 from .reading import Chunk
+from .sampling import check_seed
 from .utterance import GenerationError
 
 CONTENT_TYPES = {"wav": "audio/wav", "pcm": "audio/pcm", "flac": "audio/flac", "mp3": "audio/mpeg"}
@@ -207,8 +208,10 @@ class Server:
         if asked.get("stream_format", "audio") != "audio":
             raise refusal(400, "stream_format 'sse' is not supported; 'audio' is", "stream_format")
         seed = asked["seed"] if "seed" in asked else secrets.randbits(32)
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise refusal(400, f"seed is {seed!r}; expected a whole number", "seed")
+        try:
+            check_seed(seed)
+        except ValueError as error:
+            raise refusal(400, str(error), "seed") from None
         self.counts["characters"] += len(text)
         return {**asked, "seed": seed}
 

@@ -187,6 +187,7 @@ def test_whole_and_stepped_decode(engine: Engine) -> None:
         ({"speaker": "ryan", "language": "klingon"}, "unknown language 'klingon'"),
         ({"speaker": "ryan", "instruct": "slowly"}, "ignores instructions"),
         ({"speaker": "ryan", "seed": -1}, "seed is -1"),
+        ({"speaker": "ryan", "seed": 1.5}, "seed is 1.5; expected a whole number"),
         ({"speaker": "ryan", "text_feed": "words"}, "text_feed is 'words'"),
         ({"speaker": "ryan", "decode": "fast"}, "decode is 'fast'"),
         ({"speaker": "ryan", "chunk_frames": 0}, "chunk_frames is 0"),

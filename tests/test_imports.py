@@ -16,11 +16,10 @@ ORDER = [
         "recording",
         "text",
         "spec_decode.pace",
-        "manifest",
         "spec_decode.stats",
         "spec_decode.tree",
     },
-    {"quantisation", "tensor_file", "tokenizer", "hub"},
+    {"manifest", "quantisation", "tensor_file", "tokenizer", "hub"},
     {"passages", "layers", "cache", "speech_decoder.layers", "speech_decoder.quantizer"},
     {
         "code_decoder",
