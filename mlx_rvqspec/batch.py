@@ -9,8 +9,6 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import mlx.core as mx
-
 from .cloned_voice import ClonedVoice
 from .guard import NUM_ATTEMPTS, Piece, Trimmer, attempt_seed
 from .reading import Account, Chunk, Job, Reader, Row, runaway
@@ -71,7 +69,6 @@ def read_batch(
                 del tasks[number]
             elif all(task.piece for task in tasks[number]):
                 yield number, _chunks(reader, jobs[number], tasks.pop(number), start)
-    mx.clear_cache()  # once per batch: buffers of lengths that may never come again
 
 
 def _following(tasks: list[Task], done: Task) -> list[Task]:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from .guard import Piece, Trimmer
 from .passages import LEVELS, SENTENCE_PAUSE_S, ordinary_s
-from .reading import Account, Chunk, Job, Reader, runaway, seam
+from .reading import Account, Chunk, Job, Reader, runaway, seam, worst_of
 from .text import longest_speech_s, prepare, speakable
 from .utterance import GenerationError, Utterance
 
@@ -133,12 +133,10 @@ def read_feed(reader: Reader, job: Job, feed: Feed) -> Generator[Chunk | str | N
             left = None if left is None else left - len(piece.codes)
             if piece.reason:
                 cut = "length" if left == 0 and not (feed.ended and feed.last) else "stop"
-                worst = max(worst, piece.reason, cut, key=("stop", "silence", "length").index)
+                worst = worst_of(worst, piece.reason, cut)
                 is_final = left == 0 or feed.ended and feed.last
-            sample_rate = reader.config.sample_rate
-            audio = seam(
-                piece.audio, sample_rate, begins and number > 0, piece.reason is not None and not is_final, 0.0
-            )
+            fades = begins and number > 0, piece.reason is not None and not is_final
+            audio = seam(piece.audio, sample_rate, *fades, 0.0)
             if begins:
                 audio = np.pad(audio, (round(pause_s * sample_rate), 0))
             yield account.chunk(piece, number, job.seed, audio, worst if is_final else None)

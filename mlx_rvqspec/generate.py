@@ -259,12 +259,17 @@ class Engine:
     def _pump(self, items: Generator[T | None, None, None]) -> Generator[T, None, None]:
         """Run a generator on the owner thread, one step per item, and close it there when the caller is done."""
         end = object()
+
+        def close() -> None:
+            items.close()
+            mx.clear_cache()  # once per request: buffers of lengths that may never come again
+
         try:
             while (item := owner().run(next, items, end)) is not end:
                 if item is not None:
                     yield cast(T, item)
         finally:
-            owner().run(items.close)
+            owner().run(close)
 
     def _pump_feed(self, job: Job, pieces: Iterable[str]) -> Generator[Chunk, None, None]:
         """As ``_pump``; pieces of the text are waited for here, in the caller's thread, while others get their turn."""

@@ -181,8 +181,7 @@ class Reader:
                 left = None if left is None else left - len(piece.codes)
                 is_final = piece.reason is not None and (number == last or left == 0)
                 if piece.reason:
-                    reasons = (worst, piece.reason, "stop" if number == last or left != 0 else "length")
-                    worst = max(reasons, key=("stop", "silence", "length").index)
+                    worst = worst_of(worst, piece.reason, "stop" if number == last or left != 0 else "length")
                 pause_s = 0.0 if is_final or not piece.reason else passage.pause_s
                 fades = begins and number > 0, bool(piece.reason) and number < last
                 audio = seam(piece.audio, self._model.config.sample_rate, *fades, pause_s)
@@ -190,7 +189,6 @@ class Reader:
                 begins = False
             if left == 0:
                 break
-        mx.clear_cache()  # once per request: buffers of lengths that may never come again
 
     def _passage(
         self, job: Job, number: int, account: Account, max_frames: int | None
@@ -292,6 +290,11 @@ class Reader:
         if not np.isfinite(samples).all():
             raise GenerationError(f"audio from frame {number} on is not finite")
         return Piece(codes, origin, samples, frames[-1].reason, time.perf_counter() - begin), state
+
+
+def worst_of(*reasons: str) -> str:
+    """Why a text ended, from why its passages did."""
+    return max(reasons, key=("stop", "silence", "length").index)
 
 
 def runaway(reason: str | None, text: str) -> str:
