@@ -35,7 +35,7 @@ def fit(
 ) -> None:
     """Make a model's drafter, with which it decodes several codes at a time, and measure what that brings here."""
     from ..fit.collect import Frames, collect  # not needed to speak
-    from ..fit.device import choose_rows, measure_here
+    from ..fit.device import measure_here, told
     from ..fit.recordings import find_recordings, listen
     from ..fit.run import make_drafter, texts_for
 
@@ -69,29 +69,17 @@ def fit(
             save(drafter, path)
         show("measuring rounds")
         costs, profile = measure_here(loaded, drafter, spoken)
-    chosen = choose_rows(costs)
     if as_json:
         facts = {
             "drafter": path and str(path),
-            "num_nodes": chosen,
+            "num_nodes": profile.num_nodes,
             "profile": asdict(profile),
             "costs": [asdict(cost) for cost in costs],
         }
         print(json.dumps(facts | dict(drafter.facts)))
         return
     tell = silent if quiet else say
-    tell("rows a round  codes a round  ms a round  ms a code  speed-up")
-    for cost in costs:
-        figures = f"{cost.codes_per_round:13.2f}  {1e3 * cost.round_s:10.2f}  {1e3 * cost.code_s:9.2f}"
-        mark = "  <- used here" if cost.num_nodes == chosen else ""
-        tell(f"{cost.num_nodes:13}  {figures}  {costs[0].code_s / cost.code_s:7.2f}x{mark}")
-    if chosen == 1:
-        tell("speculation does not pay on this device: speak decodes plainly")
-    chunk = (
-        f"chunks of {profile.chunk_frames} frames can be played at once"
-        if profile.chunk_frames
-        else "slower than real time"
-    )
-    tell(f"{profile.code_0_ms + profile.codes_ms:.1f} ms for a frame's codes: {chunk}")
+    for line in told(costs, profile):
+        tell(line)
     if path:
         print(path)

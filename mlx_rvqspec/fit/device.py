@@ -125,3 +125,18 @@ def profile_of(model: Qwen3TTS, costs: list[Cost], code_0_ms: float, sound_ms: d
         sound_ms=sound_ms,
         chunk_frames=smallest_chunk(code_0_ms + codes_ms, sound_ms, 1e3 / model.config.frame_rate_hz),
     )
+
+
+def told(costs: list[Cost], profile: Profile) -> list[str]:
+    """What was measured, as a table and lines for people."""
+    lines = ["rows a round  codes a round  ms a round  ms a code  speed-up"]
+    for cost in costs:
+        figures = f"{cost.codes_per_round:13.2f}  {1e3 * cost.round_s:10.2f}  {1e3 * cost.code_s:9.2f}"
+        mark = "  <- used here" if cost.num_nodes == profile.num_nodes else ""
+        lines.append(f"{cost.num_nodes:13}  {figures}  {costs[0].code_s / cost.code_s:7.2f}x{mark}")
+    if profile.num_nodes == 1:
+        lines.append("speculation does not pay on this device: speak decodes plainly")
+    chunk = "slower than real time"
+    if profile.chunk_frames:
+        chunk = f"chunks of {profile.chunk_frames} frames can be played at once"
+    return [*lines, f"{profile.code_0_ms + profile.codes_ms:.1f} ms for a frame's codes: {chunk}"]
