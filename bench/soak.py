@@ -8,27 +8,15 @@ a long text. MODEL is the built-in voice unless given. The last line is JSON.
 
 import argparse
 import random
-import resource
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 from harness import finish
 
 import mlx_rvqspec as tts
-from mlx_rvqspec.bench.harness import environment
+from mlx_rvqspec.bench.harness import environment, resident_bytes
 
 WORDS = "one small dog ran over the old bridge while seven tall men stood in the rain and said nothing at all".split()
-
-
-def resident_bytes() -> int:
-    """Of this process now; on systems without /proc, the most it has ever been."""
-    status = Path("/proc/self/statm")
-    if status.exists():
-        return int(status.read_text().split()[1]) * resource.getpagesize()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def sentence(rng: random.Random, num_words: int) -> str:

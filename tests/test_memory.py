@@ -1,24 +1,15 @@
 """What a request leaves in memory: nothing, however many there are and however long each is."""
 
-import resource
-from pathlib import Path
-
 import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import TINY
 
+from mlx_rvqspec.bench.harness import resident_bytes
 from mlx_rvqspec.generate import Engine, load
 from mlx_rvqspec.sampling import Sampling
 
 WARM_UP = 8  # first uses of each shape are compiled and kept
-
-
-def resident_mb() -> float:
-    """Of this process, now; where only the most ever is known, that."""
-    if Path("/proc/self/statm").exists():
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def levels(engine: Engine, num_requests: int, most_frames: int) -> np.ndarray:
@@ -27,7 +18,7 @@ def levels(engine: Engine, num_requests: int, most_frames: int) -> np.ndarray:
     for number in range(num_requests):
         sampling = Sampling(max_frames=1 + number % most_frames)
         engine.speak("Hi " * (1 + number % 17), speaker="ryan", seed=number, sampling=sampling)
-        rows.append(((mx.get_active_memory() + mx.get_cache_memory()) / 2**20, resident_mb()))
+        rows.append(((mx.get_active_memory() + mx.get_cache_memory()) / 2**20, resident_bytes() / 2**20))
     return np.array(rows)
 
 

@@ -8,6 +8,7 @@ import io
 import os
 import platform
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -46,6 +47,15 @@ def cpu_name() -> str:
         asked = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True)
         return asked.stdout.strip() or platform.machine()
     return platform.processor() or platform.machine()
+
+
+def resident_bytes() -> int:
+    """Of this process now; on systems without /proc, the most it has ever been."""
+    status = Path("/proc/self/statm")
+    if status.exists():
+        return int(status.read_text().split()[1]) * resource.getpagesize()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def commit() -> str:
