@@ -36,6 +36,7 @@ from .commands.passages import (
     PassageS,
     PauseMs,
     Text,
+    ended_well,
     progress_of,
     read,
     runaways,
@@ -258,10 +259,7 @@ def drain(chunks: Iterator[Chunk], writes: list[Write], show: Tell) -> Chunk:
 
 
 def report(last: Chunk, facts: dict[str, Any], on_runaway: str, as_json: bool, tell: Tell) -> None:
-    """The line, or object, that sums a run up; exits with GENERATION if the speech did not end by itself.
-
-    Silence that was asked to be trimmed is no fault.
-    """
+    """The line, or object, that sums a run up; exits with GENERATION if the speech did not end as it should."""
     stats = last.stats
     if as_json:
         facts |= {"finish_reason": last.finish_reason}
@@ -276,7 +274,7 @@ def report(last: Chunk, facts: dict[str, Any], on_runaway: str, as_json: bool, t
         )
     for line in runaways(stats):
         tell(line)
-    if last.finish_reason not in (("stop", "silence") if on_runaway == "trim" else ("stop",)):
+    if not ended_well(last.finish_reason, on_runaway):
         what = f"ended by {last.finish_reason} after {stats.frames} frames, before the text did"
         raise Fault(GENERATION, f"{what}; the sound was kept; try another --seed, --on-runaway or --max-frames")
 

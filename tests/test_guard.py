@@ -6,8 +6,11 @@ import pytest
 from conftest import TINY
 
 from mlx_rvqspec import guard
+from mlx_rvqspec.commands.batch import Counts, keep, make
+from mlx_rvqspec.commands.shared import silent
 from mlx_rvqspec.generate import Engine, Speech, load
 from mlx_rvqspec.guard import NUM_QUIET_KEPT, Piece, SilenceWatch, Trimmer, attempt_seed
+from mlx_rvqspec.manifest import Record, key_of, read_rows
 from mlx_rvqspec.sampling import Sampling
 from mlx_rvqspec.utterance import GenerationError, Steps
 
@@ -149,3 +152,12 @@ def test_a_long_text_goes_on_after_a_runaway_and_says_so(engine: Engine):
     speech = speak(engine, "One.\n\nTwo.")
     assert [(a.passage, a.finish_reason) for a in speech.stats.attempts] == [(0, "silence"), (1, "silence")]
     assert speech.finish_reason == "silence" and len(speech.codes) == 16
+
+
+@pytest.mark.parametrize("on_runaway, runaways", [("keep", 1), ("trim", 0)])
+def test_trimmed_silence_is_no_runaway_of_a_batch(engine: Engine, tmp_path, on_runaway: str, runaways: int):
+    defaults = {"speaker": "ryan", "voice": None, "language": "auto", "instruct": None, "seed": 3}
+    (row,), made, kept = read_rows(['{"text": "OK"}'], "wav", defaults), Counts(1), Counts(1)
+    make(engine, [row], [row], {"on_runaway": on_runaway}, Record(tmp_path, ""), {}, made, silent)
+    assert keep(Record(tmp_path, ""), row, key_of(row, {}), kept, on_runaway)
+    assert (made.made, made.runaways, kept.kept, kept.runaways) == (1, runaways, 1, runaways)

@@ -23,7 +23,7 @@ from ..prompt import choose_voice
 from ..sampling import MAX_SEED, Sampling
 from ..text import prepare
 from ..version import __version__
-from .passages import OnRunaway, PassageS, PauseMs, duration, read
+from .passages import OnRunaway, PassageS, PauseMs, duration, ended_well, read
 from .shared import GENERATION, Dtype, Fault, Json, Model, Quiet, Tell, option, progress, say, silent, usage_faults
 
 Rows = Annotated[str, typer.Argument(metavar="FILE.jsonl|-", help='One {"text": "..."} a line.', show_default=False)]
@@ -78,8 +78,7 @@ def batch(
     """
     tell = silent if quiet or as_json else say
     defaults = {"speaker": speaker, "voice": voice, "language": language, "instruct": instruct, "seed": seed}
-    how: dict[str, Any] = {"passage_s": passage_s, "paragraph_pause_s": paragraph_pause_ms / 1000}
-    how |= {"on_runaway": on_runaway}
+    how: dict = {"passage_s": passage_s, "paragraph_pause_s": paragraph_pause_ms / 1000, "on_runaway": on_runaway}
     with usage_faults():
         text = read(None if rows != "-" else rows, None if rows == "-" else Path(rows))
         wanted = read_rows(text.splitlines(), format, defaults)
@@ -99,7 +98,7 @@ def batch(
     with progress(not quiet) as show:
         for group in groups:
             members = [wanted[number] for number in group]
-            todo = [row for row in members if not keep(record, row, key_of(row, settings), counts)]
+            todo = [row for row in members if not keep(record, row, key_of(row, settings), counts, on_runaway)]
             if not todo:
                 continue
             engine = engine or load(folder, dtype=dtype)
@@ -137,12 +136,12 @@ def check_rows(rows: list[Row], config: ModelConfig, folder: Path) -> None:
             raise ValueError(f"{row.file}: {error}") from error
 
 
-def keep(record: Record, row: Row, key: str, counts: Counts) -> bool:
+def keep(record: Record, row: Row, key: str, counts: Counts, on_runaway: str) -> bool:
     """Whether the row's file is there and right; counts it."""
     entry = record.made(row, key)
     if entry:
         counts.kept += 1
-        counts.runaways += entry.get("finish_reason") != "stop"
+        counts.runaways += not ended_well(entry.get("finish_reason"), on_runaway)
     return bool(entry)
 
 
@@ -173,7 +172,7 @@ def make(
         facts = {"seed": row.seed, "frames": len(speech.codes), "finish_reason": speech.finish_reason}
         record.add(row, key_of(row, settings), facts | {"attempts": [asdict(a) for a in speech.stats.attempts]})
         counts.made += 1
-        if speech.finish_reason != "stop":
+        if not ended_well(speech.finish_reason, options["on_runaway"]):
             counts.runaways += 1
             tell(f"{row.file}: ended by {speech.finish_reason}, not by itself; the sound was kept")
 

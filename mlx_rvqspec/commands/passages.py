@@ -76,6 +76,11 @@ def progress_of(stats: Stats) -> str:
     return f"{line}, passage {number} of {stats.num_passages}, {duration(left)} left"
 
 
+def ended_well(reason: str | None, on_runaway: str) -> bool:
+    """Whether speech ended as it should: by itself, or in silence that was asked to be trimmed."""
+    return reason == "stop" or on_runaway == "trim" and reason == "silence"
+
+
 def runaways(stats: Stats) -> list[str]:
     """A line for each attempt that did not end by itself, for people."""
     return [
