@@ -6,7 +6,6 @@ files, 4 generation, 130 cancelled (SIGINT or SIGTERM), 141 when the reader of a
 
 import json
 import os
-import secrets
 import signal
 import sys
 from collections.abc import Iterator
@@ -63,7 +62,7 @@ from .commands.shared import (
 )
 from .commands.voices import app as voices_app
 from .config import ModelError, read_config
-from .generate import load
+from .generate import choose_seed, load
 from .load import fingerprints, resolve
 from .passages import PASSAGE_S
 from .prompt import choose_voice
@@ -160,7 +159,7 @@ def speak(
     how: dict[str, Any] = {"speaker": speaker, "language": language, "instruct": instruct, "text_feed": text_feed}
     how |= {"decode": None if decode == "auto" else decode, "chunk_frames": chunk_frames}
     pauses: dict[str, Any] = {"passage_s": passage_s, "paragraph_pause_s": paragraph_pause_ms / 1000}
-    how["seed"] = secrets.randbits(32) if seed is None else seed
+    how["seed"] = choose_seed(seed)
     tell = silent if quiet or as_json else say
     with usage_faults():
         format = check_output(output, format, force)

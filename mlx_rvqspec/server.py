@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import io
 import json
-import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack
@@ -24,9 +23,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from .audio import FORMATS, Write, encoder, finish_wav, pipe_writer
-from .generate import Engine
+from .generate import Engine, choose_seed
 from .reading import Chunk
-from .sampling import check_seed
 from .utterance import GenerationError
 
 CONTENT_TYPES = {"wav": "audio/wav", "pcm": "audio/pcm", "flac": "audio/flac", "mp3": "audio/mpeg"}
@@ -207,9 +205,8 @@ class Server:
             raise refusal(400, "speed is fixed at 1: this model has no control for it", "speed")
         if asked.get("stream_format", "audio") != "audio":
             raise refusal(400, "stream_format 'sse' is not supported; 'audio' is", "stream_format")
-        seed = asked["seed"] if "seed" in asked else secrets.randbits(32)
         try:
-            check_seed(seed)
+            seed = choose_seed(asked.get("seed"))
         except ValueError as error:
             raise refusal(400, str(error), "seed") from None
         self.counts["characters"] += len(text)
