@@ -8,7 +8,7 @@ from .shared import USAGE, Dtype, Fault, Model, Quiet, option, progress
 
 Host = Annotated[str, option("Server", "Address; 0.0.0.0 lets other machines in (127.0.0.1).", metavar="ADDRESS")]
 Port = Annotated[int, option("Server", "Port (8000).", min=1, max=65535, metavar="N")]
-Name = Annotated[str | None, option("Server", "What clients call the model; else its folder's name.", metavar="NAME")]
+Name = Annotated[str | None, option("Server", "What clients call the model; else as --model says.", metavar="NAME")]
 Waiting = Annotated[int, option("Server", "Requests that may wait while one speaks (8).", min=0, metavar="N")]
 Characters = Annotated[int, option("Server", "Longest text of a request (20000).", min=1, metavar="N")]
 
