@@ -8,6 +8,7 @@ that is right is it made visible. ``MLX_RVQSPEC_BLAS=off`` leaves MLX alone, a p
 import ctypes
 import os
 import sys
+import warnings
 from importlib import metadata
 from pathlib import Path
 
@@ -31,13 +32,16 @@ def prefer_openblas() -> str | None:
         return None
     try:
         library = ctypes.CDLL(path)
-        if not _multiplies(library):
-            return None
-        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-        if "OPENBLAS_NUM_THREADS" not in os.environ:
-            library.openblas_set_num_threads(1)
-    except (OSError, AttributeError):  # another C library, or no OpenBLAS: MLX's own is slow and right
+        right = _multiplies(library)
+    except (OSError, AttributeError):  # another C library, or no BLAS: MLX's own is slow and right
+        right = False
+    if not right:
+        if wanted:
+            warnings.warn(f"{VARIABLE} is {wanted!r}; expected off, or the path of a BLAS", stacklevel=3)
         return None
+    ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    if "OPENBLAS_NUM_THREADS" not in os.environ and hasattr(library, "openblas_set_num_threads"):
+        library.openblas_set_num_threads(1)
     return path
 
 

@@ -1,5 +1,6 @@
 """Linux: OpenBLAS comes before MLX's reference BLAS, unless it is unwanted, wrong or too late."""
 
+import ctypes.util
 import os
 import subprocess
 import sys
@@ -33,8 +34,19 @@ def test_openblas_is_found_and_gives_the_same_product() -> None:
 
 
 @pytest.mark.parametrize("path", ["/no/such/library.so", "libm.so.6"])
-def test_a_library_that_is_no_blas_is_left_out(path: str) -> None:
+def test_a_library_that_is_no_blas_is_left_out_with_a_word(path: str) -> None:
     assert run(PROGRAM, MLX_RVQSPEC_BLAS=path)[0] == "None"
+    with pytest.raises(subprocess.CalledProcessError) as refusal:
+        run(PROGRAM, MLX_RVQSPEC_BLAS=path, PYTHONWARNINGS="error")
+    assert f"MLX_RVQSPEC_BLAS is '{path}'" in refusal.value.stderr
+
+
+def test_a_blas_that_is_no_openblas_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = ctypes.util.find_library("blas")
+    if not name or not hasattr(ctypes.CDLL(name), "cblas_sgemm"):
+        pytest.skip("there is no other BLAS here")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    assert run(PROGRAM, MLX_RVQSPEC_BLAS=name) == [name, str(64 * 64 * 256.0)]
 
 
 def test_too_late_is_left_alone() -> None:
