@@ -121,3 +121,11 @@ def test_what_cannot_be_fitted_on_is_one_line(fit, recordings: Path) -> None:
     ):
         found = fit(*arguments)
         assert found[0] == code and message in found[2] and found[2].count("\n") == 1, found
+
+
+def test_words_that_are_no_utf8_name_their_file(tmp_path):
+    for name in ("a.wav", "b.wav"):
+        (tmp_path / name).touch()
+    (tmp_path / "a.txt").write_bytes(b"Gr\xfc\xdfe")
+    with pytest.raises(ValueError, match="a.txt is not UTF-8"):
+        find_recordings(tmp_path)

@@ -48,9 +48,17 @@ class Frames:
         return (self.take(slice(begin, begin + size)) for begin in range(0, len(self), size))
 
 
+def read_text(path: Path) -> str:
+    """What a text file holds. Raises ValueError where it is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
+
+
 def read_texts(path: Path) -> list[str]:
     """The texts of a file, one a line; empty lines and lines that begin with # are left out."""
-    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    lines = (line.strip() for line in read_text(path).splitlines())
     return [line for line in lines if line and not line.startswith("#")]
 
 

@@ -14,7 +14,7 @@ from ..encoders import Encoders
 from ..model import Qwen3TTS
 from ..prompt import build_prompt, choose_voice, embed_prompt
 from ..recording import read_recording
-from .collect import BATCH, Frames, all_voices, noise_of, observe
+from .collect import BATCH, Frames, all_voices, noise_of, observe, read_text
 
 SUFFIXES = tuple(f".{name}" for name in FORMATS if name != "pcm")
 
@@ -36,7 +36,7 @@ def find_recordings(folder: Path) -> list[Recording]:
 
 def _words(path: Path) -> str:
     beside = path.with_suffix(".txt")
-    text = " ".join(beside.read_text(encoding="utf-8").split()) if beside.is_file() else ""
+    text = " ".join(read_text(beside).split()) if beside.is_file() else ""
     if not text:
         raise ValueError(f"the words of {path} are missing; expected them in {beside}")
     return text
