@@ -54,6 +54,7 @@ from .commands.shared import (
     Model,
     Quiet,
     Tell,
+    check_new,
     option,
     progress,
     say,
@@ -200,17 +201,11 @@ def hint(text: str, language: str, tell: Tell) -> None:
 
 def check_output(output: str | None, format: str | None, force: bool) -> str:
     """The format for `output`. Raises ValueError where ``open_outputs`` would fail, or overwrite unasked."""
-    path = Path(output or "")
     if output == "-":
         if sys.stdout is None or sys.stdout.isatty():
             raise ValueError("stdout is a terminal or closed; pipe it into a program, or name a file with -o")
     elif output is not None:
-        if path.exists() and not path.is_file():
-            raise ValueError(f"{output} is a folder or device; name a file")
-        if not path.parent.is_dir():
-            raise ValueError(f"there is no folder {path.parent}; create it first")
-        if path.exists() and not force:
-            raise ValueError(f"{output} exists; --force replaces it")
+        check_new(Path(output), force)
     return choose_format(output or f"speech.{format or 'wav'}", format)
 
 

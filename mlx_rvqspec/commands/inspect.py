@@ -11,7 +11,7 @@ from ..report.page import render
 from ..report.record import Record, read_record
 from ..report.summary import BLOCKS, summary
 from ..whole_file import replacing
-from .shared import Json, Quiet, say, silent, usage_faults
+from .shared import Json, Quiet, check_new, say, silent, usage_faults
 
 PAGE, CODES = "report.html", "codes.npz"
 
@@ -40,16 +40,6 @@ def inspect(
         return
     (silent if quiet else say)(summary(record, file.name, plain=not _can_show(BLOCKS)))
     print(page)
-
-
-def check_new(path: Path, force: bool) -> None:
-    """Raises ValueError where a file cannot be written, or would be replaced unasked."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is a folder or device; name a file with -o")
-    if path.exists() and not force:
-        raise ValueError(f"{path} exists; --force replaces it")
-    if not path.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent}; create it first")
 
 
 def check_folder(folder: Path, force: bool) -> None:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -30,6 +31,16 @@ def usage_faults() -> Iterator[None]:
         raise
     except ValueError as error:
         raise Fault(USAGE, str(error)) from error
+
+
+def check_new(path: Path, force: bool) -> None:
+    """Raises ValueError where a file cannot be written, or would be replaced unasked."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is a folder or device; name a file with -o")
+    if path.exists() and not force:
+        raise ValueError(f"{path} exists; --force replaces it")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent}; create it first")
 
 
 def say(message: str) -> None:

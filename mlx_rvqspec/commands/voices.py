@@ -11,7 +11,7 @@ from ..encoders import Encoders
 from ..load import resolve
 from ..recording import check_reference, read_recording
 from ..text import prepare
-from .shared import Json, Model, Quiet, progress, say, silent, usage_faults
+from .shared import Json, Model, Quiet, check_new, progress, say, silent, usage_faults
 
 CLONES = "voices make clones a voice from a recording"
 
@@ -54,10 +54,7 @@ def make(
     """
     path = output or Path(recording.name).with_suffix(".voice")
     with usage_faults():
-        if path.exists() and not (force and path.is_file()):
-            raise ValueError(f"{path} exists; --force replaces it" if path.is_file() else f"{path} is not a file")
-        if not path.parent.is_dir():
-            raise ValueError(f"there is no folder {path.parent}; create it first")
+        check_new(path, force)
         text = None if text is None else prepare(text)
         audio, sample_rate = read_recording(recording)
         check_reference(audio, sample_rate)
