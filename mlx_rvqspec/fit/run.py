@@ -23,7 +23,7 @@ TEXTS = Path(__file__).parent / "texts"
 MAX_SHARE = 0.01  # of the MultiCodeDecoder's parameters
 
 NUM_DEPTHS, NUM_LAGS, MAX_SIZE = 6, 2, 64
-DEFAULT_NODES = 4  # rows per round where nobody has measured: nearly the fewest launches a frame (bench/results/frame.json)
+DEFAULT_NODES = 4  # rows a round where nobody has measured: nearly the fewest launches (bench/results/frame.json)
 OWN_SPEECH = "codes the model spoke itself, decoded plainly"
 RECORDED_SPEECH = "codes the model chose in the context of recorded speech, decoded plainly"
 CALIBRATION_SEEDS = 1_000_000  # far from the seeds of the fitted texts
