@@ -2,7 +2,7 @@
 
     python bench/quality.py --asr DIR [MODEL] [--texts weights/recipe/heldout.tsv] [--num 120] [--seed 0]
                             [--teacher WAVDIR] [--codes CODES.npz] [--end-seeds 500] [--work DIR]
-                            [--quantize 8 6 4 mixed]     # these levels instead, into quality_quantised.json
+                            [--quantize full 8 4 mixed]     # these levels instead, into quality_quantised.json
 
 DIR is a faster-whisper model (weights/recipe/README.md says which and where from). WAVDIR holds the teacher's
 recordings of the same texts and CODES.npz their codes; the stages that need what is not given are left out.
@@ -115,7 +115,8 @@ def synthesise(engine: tts.Engine, texts: dict[str, str], seed: int, decode: str
 
 
 def quantised(model: str | None, level: str) -> tts.Engine:
-    return tts.load(model, quantize=int(level) if level.isdigit() else level)
+    """The engine at a level; "full" is the model as it is."""
+    return tts.load(model, quantize=int(level) if level.isdigit() else None if level == "full" else level)
 
 
 def missed_ends(engine: tts.Engine, num: int) -> dict[str, Any]:

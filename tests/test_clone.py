@@ -351,7 +351,7 @@ def test_a_model_without_speakers_says_what_it_has_instead(run, kind: str, messa
         (["none.wav", "--model", BASE], 3, "No such file"),
         (["old.voice", "--model", BASE], 2, "old.voice exists; --force"),
         (["ref.wav", "-o", "old.voice", "--model", BASE], 2, "old.voice exists; --force"),
-        (["ref.wav", "-o", ".", "--model", BASE], 2, "not a file"),
+        (["ref.wav", "-o", ".", "--model", BASE], 2, "a folder or device; name a file"),
         (["ref.wav", "--text", " ", "--model", BASE], 2, "text is empty"),
         (["text.txt", "--model", BASE], 2, "cannot be read as sound"),
         (["ref.wav", "-o", "none/me.voice", "--model", BASE], 2, "no folder none; create it"),

@@ -141,7 +141,8 @@ def make_drafter(
     show("growing trees")
     drafter = calibrate(model, drafter, calibration_frames)
     facts = {
-        "num_nodes": DEFAULT_NODES,
+        # few frames make few paths, and not all sizes of trees; 1 would draft nothing
+        "num_nodes": min(drafter.trees, key=lambda size: (size == 1, abs(size - DEFAULT_NODES))),
         "source": OWN_SPEECH if gather is collect else RECORDED_SPEECH,
         "num_texts": [len(part) for part in texts],
         "num_frames": [len(fit_frames), len(calibration_frames)],
