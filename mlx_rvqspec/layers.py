@@ -13,7 +13,10 @@ from mlx.utils import tree_flatten
 
 from .config import TransformerConfig
 
-SMALL_MATRIX = 100**3 // 2  # numbers; see ``Linear``
+SMALL_MATRIX = 100**3 // 2  # numbers; see ``side_by_side``
+# What OpenBLAS multiplies without packing the matrix first, when that is [out, in]; see ``multiply``.
+UNPACKED_PRODUCTS, UNPACKED_RESULTS = 100**3, 1200
+LEAST_BLOCK = 32
 
 
 class LayerCache(Protocol):
@@ -47,7 +50,39 @@ def gathered_matmul(x: mx.array, matrices: mx.array, index: mx.array) -> mx.arra
     if x.dtype != mx.float32 and mx.default_device() == mx.Device(mx.cpu):
         return x @ matrices[index]
     each = mx.array(np.arange(index.size, dtype=np.uint32).reshape(index.shape))  # a constant of the compiled graph
-    return mx.gather_mm(x, matrices, each, index)
+    (n, D), (Q, _, V) = x.shape[-2:], matrices.shape
+    if not (block := unpacked_block(n, matrices[0])):
+        return mx.gather_mm(x, matrices, each, index)
+    blocks = matrices.swapaxes(-1, -2).reshape(Q * V // block, block, D).swapaxes(-1, -2)
+    index = index[..., None] * (V // block) + mx.arange(V // block, dtype=mx.uint32)
+    parts = mx.gather_mm(x, blocks, mx.broadcast_to(each[..., None], index.shape), index)
+    return parts.swapaxes(-3, -2).reshape(*x.shape[:-1], V)
+
+
+def unpacked_block(rows: int, matrix: mx.array) -> int:
+    """How many outputs of a matrix [in, out] are best multiplied at a time with so many rows, 0 for all.
+
+    OpenBLAS copies a large matrix into an order of its own in every call, which for a few rows costs more than the
+    product. It does not do so up to 10^6 products and, of a matrix stored as [out, in], 1,200 results
+    (sgemm_small_kernel_permit_skylakex.c, 0.3.31): blocks below that are read at the memory's speed. Elsewhere blocks
+    cost nothing.
+    """
+    if matrix.size <= SMALL_MATRIX or matrix.dtype != mx.float32 or mx.default_device() != mx.Device(mx.cpu):
+        return 0
+    num_in, num_out = matrix.shape
+    most = min(UNPACKED_PRODUCTS // num_in, UNPACKED_RESULTS) // rows
+    block = 1 << most.bit_length() - 1 if most else 0
+    while block and num_out % block:
+        block //= 2
+    return block if LEAST_BLOCK <= block < num_out else 0
+
+
+def multiply(x: mx.array, matrix: mx.array) -> mx.array:
+    """x [n, in] @ matrix [in, out], a view of [out, in] where it is large."""
+    if x.ndim != 2 or not (block := unpacked_block(len(x), matrix)):
+        return x @ matrix
+    blocks = matrix.T.reshape(-1, block, matrix.shape[0]).swapaxes(1, 2)
+    return (x @ blocks).swapaxes(0, 1).reshape(len(x), -1)
 
 
 class Linear(nn.Linear):
@@ -55,7 +90,7 @@ class Linear(nn.Linear):
 
     def __call__(self, x: mx.array) -> mx.array:
         matrix = self["_matrix"] if "_matrix" in self else self.weight.T
-        return mx.addmm(self.bias, x, matrix) if "bias" in self else x @ matrix
+        return mx.addmm(self.bias, x, matrix) if "bias" in self else multiply(x, matrix)
 
     def lay_out(self) -> None:
         """Keep the matrix as it is multiplied; weights that are set later are not seen."""
@@ -140,7 +175,7 @@ class Attention(nn.Module):
         """Queries, keys and values [B, heads, T, head_dim], normed and turned."""
         num_turned = self.num_heads + self.num_kv_heads
         if "_qkv" in self:
-            heads = x @ self._qkv
+            heads = multiply(x, self._qkv)
         else:
             weight, scales, biases = self._packed_qkv
             heads = mx.quantized_matmul(x, weight, scales, biases, group_size=self._group_size, bits=self._bits)
