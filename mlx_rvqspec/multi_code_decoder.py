@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from .cache import Joined
 from .config import CodeDecoderConfig, MultiCodeDecoderConfig
-from .layers import DecoderLayer, LayerCache, Linear, gathered_matmul, rotary
+from .layers import SMALL_MATRIX, DecoderLayer, LayerCache, Linear, gathered_matmul, rotary
 from .sampling import choose
 
 
@@ -21,6 +21,7 @@ class Heads(nn.Module):
 
     def __init__(self, num_heads: int, width: int, num_codes: int):
         super().__init__()
+        self.is_small = num_codes * width <= SMALL_MATRIX  # to read one again costs less than a call
         self.weight = mx.zeros((num_heads, num_codes, width))
 
     def __call__(self, states: mx.array, head: mx.array) -> mx.array:
@@ -44,7 +45,7 @@ class Heads(nn.Module):
 class QuantizedHeads(nn.Module):
     def __init__(self, heads: Heads, group_size: int, bits: int):
         super().__init__()
-        self.group_size, self.bits = group_size, bits
+        self.group_size, self.bits, self.is_small = group_size, bits, heads.is_small
         self.weight, self.scales, self.biases = mx.quantize(heads.weight, group_size, bits)
 
     def __call__(self, states: mx.array, head: mx.array) -> mx.array:
@@ -79,6 +80,20 @@ class MultiCodeDecoder(nn.Module):
         self._rotary = rotary(mx.arange(config.num_code_groups)[None], config.head_dim, config.rope_theta)
         self._heads = mx.arange(self.num_codes, dtype=mx.uint32)
 
+    def lay_out(self) -> None:
+        """Keep the tables as projected to the decoder's width: a code is fed without a product."""
+        projection = self.small_to_mtp_projection if "small_to_mtp_projection" in self else None
+        if isinstance(projection, Linear) and isinstance(self.model.codec_embedding, nn.Embedding):
+            self._fed = projection(self.model.codec_embedding.weight)
+
+    def project(self, x: mx.array) -> mx.array:
+        """x [..., talker width] -> [..., D]."""
+        return self.small_to_mtp_projection(x) if "small_to_mtp_projection" in self else x
+
+    def feed(self, rows: mx.array) -> mx.array:
+        """What the decoder's layers are fed for codes: rows [...] of all tables -> [..., D]."""
+        return self._fed[rows] if "_fed" in self else self.project(self.model.codec_embedding(rows))
+
     def embed(self, codes: mx.array, first_row: mx.array) -> mx.array:
         """codes [B, n] whose tables begin at first_row (broadcastable to codes) -> [B, n, talker width]."""
         return self.model.codec_embedding(codes + first_row)
@@ -86,6 +101,11 @@ class MultiCodeDecoder(nn.Module):
     def embed_frame(self, codes: mx.array) -> mx.array:
         """Sum of the embeddings of codes 1..15 [B, 15] -> [B, talker width]."""
         return self.embed(codes, self._first_row).sum(axis=1)
+
+    @property
+    def tiles(self) -> int:
+        """How often a mask of n rows may be repeated, one below another, to save steps: see ``layers.attend``."""
+        return max(1, self.model.layers[0].self_attn.tiles)
 
     def at_slots(self, begin: int, end: int) -> tuple[mx.array, mx.array]:
         """The rotation of slots begin..end-1, see ``layers.rotary``."""
@@ -99,13 +119,21 @@ class MultiCodeDecoder(nn.Module):
         caches: Sequence[LayerCache],
     ) -> mx.array:
         """States after the final norm [B, n, D] of input rows x [B, n, talker width]."""
+        return self.run(self.project(x), position, mask, caches)
+
+    def run(
+        self,
+        x: mx.array,
+        position: tuple[mx.array, mx.array],
+        mask: mx.array | None,
+        caches: Sequence[LayerCache],
+    ) -> mx.array:
+        """The same of rows x [B, n, D], see ``project`` and ``feed``."""
         B, n, D = x.shape
         x = x.reshape(-1, D)
-        if "small_to_mtp_projection" in self:
-            x = self.small_to_mtp_projection(x)
         for layer, cache in zip(self.model.layers, caches):
             x = layer(x, position, mask, cache)
-        return self.model.norm(x).reshape(B, n, -1)
+        return self.model.norm(x).reshape(B, n, D)
 
     def prefill(self, hidden: mx.array, first: mx.array) -> tuple[mx.array, list[Joined]]:
         """State of slot 1 [B, 1, D] and the caches of slots 0 and 1.
@@ -132,9 +160,9 @@ class MultiCodeDecoder(nn.Module):
             logits = self.lm_head(states, head)[:, 0]
             codes.append(choose(logits, noise[:, i], form, knobs))
             if i + 1 < self.num_codes:
-                x = self.embed(codes[-1][:, None], self._first_row[i : i + 1])
+                x = self.feed(codes[-1][:, None] + self._first_row[i : i + 1])
                 caches = [Joined(cache.rows) for cache in caches]
-                states = self(x, self.at_slots(i + 2, i + 3), None, caches)
+                states = self.run(x, self.at_slots(i + 2, i + 3), None, caches)
         # a value that is not finite stays in the cache, so it shows in the last logits: the caller sees -1
         codes[-1] = mx.where(mx.isfinite(logits.astype(mx.float32)).all(axis=-1), codes[-1], -1)
         return mx.stack(codes, axis=1)

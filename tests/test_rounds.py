@@ -180,6 +180,7 @@ def test_rounds_are_the_number_worked_out_by_hand(num_depths: int, drafts_first:
         state, num_rounds = rounds.first(*frame.inputs), 1
         while np.array(state.slot).min() < 16:
             state, num_rounds = rounds.next(state, frame.noise, frame.knobs), num_rounds + 1
+        state = rounds.finished(state)
         np.testing.assert_array_equal(np.array(state.codes), np.array(frame.codes))
         assert num_rounds == expected and count_rounds(rounds, state).tolist() == [expected] * 3
 
@@ -259,7 +260,8 @@ def test_node_logits_equal_the_path_run_alone(slot: int):
     decoder, tree, frame = model().multi_code_decoder, grown(20, 3, 4, slot), batch(1, CHOICES[0])
     rounds = Rounds(decoder, Told(always_wrong(frame.codes)), tree, ROOT, CHOICES[0].form, wrap=uncompiled)
     known = mx.arange(16)[:, None] < slot
-    cache = FrameCache(*([mx.where(known, x, 0) for x in part] for part in plain_caches(frame)))
+    room = [(0, 0), (0, 0), (0, rounds.capacity - 16), (0, 0)]
+    cache = FrameCache(*([mx.pad(mx.where(known, x, 0), room) for x in part] for part in plain_caches(frame)))
     draws = np.random.default_rng(slot).integers(0, V, tree.num_nodes).astype(np.int32)
     draws[0] = int(np.array(frame.codes)[0, slot - 1])
     state = RoundState(cache, mx.array([[slot]]), frame.codes, mx.zeros((1, 16)), mx.array(draws[None]))

@@ -108,7 +108,8 @@ class OffsetProposer:
         self.depths = mx.arange(max(num_depths, num_first_depths))
         if self.form.memory_size:
             table = decoder.model.codec_embedding(mx.arange(num_codes * V))
-            self.memory = table @ weights["memory_in"].reshape(-1, table.shape[-1]).T  # [15 V, lags x size]
+            memory = table @ weights["memory_in"].reshape(-1, table.shape[-1]).T
+            self.memory = memory.reshape(num_codes, V, -1)  # [15, V, lags x size]
             self.memory_heads = (heads @ weights["memory_out"]).swapaxes(-1, -2)
         if self.form.first_size:
             self.first_in, self.first_out = weights["first_in"].T, weights["first_out"].T
@@ -119,7 +120,7 @@ class OffsetProposer:
     def propose(self, state: mx.array, newest: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         """Candidates [B, K, M] int32 for codebooks slot+1..slot+K, best first; see ``rounds.Proposer``."""
         offsets = self.offsets if self.form.num_positions == 1 else self.offsets[slot[:, 0] - 1]
-        known = [(newest + (slot - 1) * self.num_entries)[..., None]] if self.form.memory_size else []
+        known = [self.memory[slot - 1, newest][:, None]] if self.form.memory_size else []
         return self._candidates(state + offsets, known, slot, noise, knobs)
 
     def propose_first(self, hidden: mx.array, first: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
@@ -131,7 +132,7 @@ class OffsetProposer:
     def _candidates(
         self, base: mx.array, known: list[mx.array], slot: mx.array, noise: mx.array, knobs: mx.array
     ) -> mx.array:
-        """base: [B, K, D] draft states without memory; known: rows [B, 1, 1] of the memory that are before the drafts.
+        """base: [B, K, D] draft states without memory; known: memory [B, 1, 1, lags x size] of codes before the drafts.
 
         Shapes keep their ones: every change of shape is a step of its own in a graph of many small ones.
         """
@@ -144,27 +145,26 @@ class OffsetProposer:
         if not self.form.memory_size:
             return self._best(scores)
         # All but what is remembered is done for all depths at once, the filter included. What is left is a chain.
-        first_row = (books * self.num_entries)[..., None, None]
-        parts = [mx.split(x, K, axis=1) for x in (scores, self.memory_heads[books], first_row)]
+        parts = [mx.split(x, K, axis=1) for x in (scores, self.memory_heads[books], books[..., None])]
         memory, guesses, rows = [self._lags(row) for row in known], [], []
-        for depth, (row, heads, first_row) in enumerate(zip(*parts)):
+        for depth, (row, heads, book) in enumerate(zip(*parts)):
             if memory:
                 recalled = reduce(
                     mx.add, (past[lag] for lag, past in enumerate(memory[: -self.form.num_lags - 1 : -1]))
                 )
-                row = row + recalled @ heads
+                row = mx.addmm(row, recalled, heads) if row.dtype == heads.dtype else row + recalled @ heads
             rows.append(row)
             if depth + 1 < K or self.num_candidates == 1:
-                guesses.append(mx.argmax(row, axis=-1, keepdims=True))
+                guesses.append(mx.argmax(row, axis=-1))
             if depth + 1 < K:
-                memory.append(self._lags((guesses[-1] + first_row)[..., 0]))
+                memory.append(self._lags(self.memory[book, guesses[-1]]))
         if self.num_candidates == 1:
-            return mx.concatenate(guesses, axis=1)[..., 0].astype(mx.int32)
+            return mx.concatenate(guesses, axis=1).astype(mx.int32)
         return self._best(mx.concatenate(rows, axis=1))
 
-    def _lags(self, row: mx.array) -> list[mx.array]:
-        """What the codes of these rows [B, 1, 1] add to the drafts behind them, by how far: [B, 1, 1, size] each."""
-        return list(mx.split(self.memory[row], self.form.num_lags, axis=-1))
+    def _lags(self, past: mx.array) -> list[mx.array]:
+        """What a code adds to the drafts behind it, of a row [B, 1, 1, lags x size], by how far: [B, 1, 1, size]."""
+        return list(mx.split(past, self.form.num_lags, axis=-1))
 
     def _scores(self, logits: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         if self.form.ranking == "probability":

@@ -25,7 +25,7 @@ def in_bursts(
             state = rounds.next(state, noise, knobs)
         num_left = rounds.num_slots - int(np.array(state.slot).min())  # waits: it decides how many rounds follow
         if not num_left:
-            return state
+            return rounds.finished(state)
 
 
 def ahead(
@@ -37,5 +37,5 @@ def ahead(
         following = rounds.next(state, noise, knobs)
         mx.async_eval(state, following)
         if np.array(state.slot).min() == rounds.num_slots:  # waits, while the device works on
-            return state
+            return rounds.finished(state)
         state = following

@@ -51,8 +51,8 @@ class RoundState(NamedTuple):
 
     cache: FrameCache  # what stands from ``slot`` on is not looked at
     slot: mx.array  # [B, 1] int32: the root's slot, also how many slots are cached and codes known; 16 when done
-    codes: mx.array  # [B, 16] int32; -1 where the logits were not finite
-    origin: mx.array  # [B, 16] int32: the node a code was drafted as, see Rounds.depth; depth 0: the decoder's own
+    codes: mx.array  # [B, 16 + N] int32, known before ``slot``; -1 where the logits were not finite
+    origin: mx.array  # [B, 16 + N] int32: the node a code was drafted as, see Rounds.depth; depth 0: the decoder's own
     nodes: mx.array  # [B, N] int32: the root's code and the drafted ones; a chain has NO_CODE behind them
 
 
@@ -65,15 +65,20 @@ def named(state: tuple) -> RoundState:
 class Rows:
     """What a round knows of its tree, on the device."""
 
-    def __init__(self, tree: Tree, first_node: int):
+    def __init__(self, tree: Tree, first_node: int, tiles: int):
+        """tiles: see ``MultiCodeDecoder.tiles``."""
         bounds = np.searchsorted(tree.depth, np.arange(tree.num_depths + 2)).tolist()
         self.spans = list(zip(bounds, bounds[1:]))  # rows of each depth: they share a head and a noise row
         self.tree, self.num_nodes, self.first_node = tree, tree.num_nodes, first_node
         self.most = tree.num_depths + 1  # codes a round commits
         self.depth, self.parent = mx.array(tree.depth), mx.array(tree.parent)
-        self.depths = mx.array(np.arange(self.most, dtype=np.int32))
+        self.row_depth = self.depth.astype(mx.uint32)  # of what becomes an index
+        self.drafted = mx.array(np.arange(self.most, dtype=np.int32) + first_node + 1)  # of a chain, what follows a row
         self.ancestors = mx.array(tree.ancestors)
-        self.after_slot_0 = mx.array(np.pad(tree.ancestors, [(1, 0), (1, 0)]) | (np.arange(tree.num_nodes + 1) == 0))
+        self.tiled_depth = mx.array(np.tile(tree.depth, tiles))
+        self.tiled_ancestors = mx.array(np.tile(tree.ancestors, (tiles, 1)))
+        after_slot_0 = np.pad(tree.ancestors, [(1, 0), (1, 0)]) | (np.arange(tree.num_nodes + 1) == 0)
+        self.after_slot_0 = mx.array(np.tile(after_slot_0, (tiles, 1)))
         self.paths = mx.array(np.pad(tree.path_table, [(0, 0), (0, 1)]))  # a last column: what follows the deepest
 
     def lay(self, root: mx.array, candidates: mx.array) -> mx.array:
@@ -84,7 +89,8 @@ class Rows:
         )
         if tree.is_chain:
             end = mx.array(np.full((B, 1), NO_CODE, dtype=np.int32))
-            return mx.concatenate([root, candidates[:, : tree.num_depths, 0], end], axis=1)
+            best = candidates.reshape(B, K) if M == 1 else candidates[:, :, 0]
+            return mx.concatenate([root, best[:, : tree.num_depths], end], axis=1)
         index = mx.array((tree.depth[1:] - 1) * M + tree.rank[1:])
         drafted = mx.take(candidates.reshape(B, -1), index, axis=1)
         return mx.concatenate([root, drafted], axis=1)
@@ -112,16 +118,18 @@ class Rounds:
         first_node: int = 0,
     ) -> None:
         self.model, self.proposer, self.form = model, proposer, form
-        self.rows, self.first_rows = Rows(tree, first_node), Rows(first_tree, first_node + tree.num_nodes)
+        self.rows = Rows(tree, first_node, model.tiles)
+        self.first_rows = Rows(first_tree, first_node + tree.num_nodes, model.tiles)
         self.depth = np.concatenate([tree.depth, first_tree.depth])
         self.rank = np.concatenate([tree.rank, first_tree.rank])
         self.num_slots, self.num_entries = model.num_codes + 1, model.num_entries
-        # a frame that is done may run again, from slot 16 on
-        self.capacity = self.num_slots + (tree.num_nodes if tree.is_chain else 0)
-        self.turns = mx.concatenate([table[0, 0] for table in model.at_slots(0, self.num_slots)], axis=-1)
+        # slots, and codes: a round writes as many as it may commit, also that of a frame that is done, from slot 16 on
+        self.capacity = self.num_slots + max(self.rows.most, self.first_rows.most)
         self.slots = mx.arange(self.capacity)
-        self.codes = mx.arange(self.num_slots)
-        mx.eval(self.turns, self.slots, self.codes)  # a captured graph would be computed again in every call
+        self.turns = mx.concatenate([table[0, 0] for table in model.at_slots(0, self.num_slots)], axis=-1)
+        # [17, N, 2 head_dim]: how a round's rows are turned, by the slot of its root
+        self.turns_from = self.turns[self._slots(self.rows, mx.arange(self.num_slots + 1)[:, None])]
+        mx.eval(self.turns, self.turns_from, self.slots)  # a captured graph would be computed again in every call
         self._first_call, self._next_call = wrap(self._first), wrap(self._next)
 
     def first(self, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array) -> RoundState:
@@ -132,22 +140,26 @@ class Rounds:
         """Any later round."""
         return named(self._next_call(state, noise, knobs))
 
+    def finished(self, state: RoundState) -> RoundState:
+        """With the codes and origins [B, 16] of the frame alone."""
+        return state._replace(codes=state.codes[:, : self.num_slots], origin=state.origin[:, : self.num_slots])
+
     def _first(
         self, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array
     ) -> RoundState:
         rows = self.first_rows
         slot, code0 = mx.array(np.ones((len(code0), 1), dtype=np.int32)), code0[:, None]
-        x, candidates = mx.stack([hidden, first], axis=1), code0[..., None][:, :0]
+        x, candidates = self.model.project(mx.stack([hidden, first], axis=1)), code0[..., None][:, :0]
         if rows.num_nodes > 1:
             candidates = self.proposer.propose_first(hidden, first, noise, knobs)
         nodes = rows.lay(code0, candidates)
         if rows.num_nodes > 1:
             drafted = nodes[:, 1 : rows.num_nodes] + self._first_row(slot + rows.depth[1:])
-            x = mx.concatenate([x, self.model.model.codec_embedding(drafted)], axis=1)
-        slots = mx.pad(self._slots(rows, slot), [(0, 0), (1, 0)])
+            x = mx.concatenate([x, self.model.feed(drafted)], axis=1)
+        slots = np.minimum(np.append(0, 1 + rows.tree.depth), self.num_slots - 1)
         caches = [Joined() for _ in self.model.model.layers]
-        states = self._run(x, slots, rows.after_slot_0, caches)
-        codes = mx.pad(code0, [(0, 0), (0, self.num_slots - 1)])
+        states = self._run(x, self.turns[mx.array(slots)][None, None], rows.after_slot_0, caches)
+        codes = mx.pad(code0, [(0, 0), (0, self.capacity - 1)])
         # slot 0 is always kept, and all rows of a chain
         num_kept = min(1 + rows.num_nodes, self.capacity) if rows.tree.is_chain else 1
         room = [(0, 0), (0, 0), (0, self.capacity - num_kept), (0, 0)]
@@ -168,27 +180,28 @@ class Rounds:
         A row sees the cached slots, itself and its ancestors, and is rotated by its slot, not by its row number.
         """
         rows, slot, B, N = self.rows, state.slot, len(state.slot), self.rows.num_nodes
-        x = self.model.model.codec_embedding(state.nodes[:, :N] + self._first_row(slot + rows.depth))
+        x = self.model.feed(state.nodes[:, :N] + self._first_row(slot + rows.depth))
         pairs = zip(*state.cache)
         if rows.tree.is_chain:
-            seen = self.slots <= (slot + rows.depth)[..., None]
+            seen = self.slots <= (slot + rows.tiled_depth)[..., None]
             start = slot.reshape(-1)
             written = [Slots(*pair, start) for pair in pairs]
-            states = self._run(x, self._slots(rows, slot), seen[:, None], written)
+            states = self._run(x, self.turns_from[slot], seen[:, None], written)
             cache = FrameCache([cache.keys for cache in written], [cache.values for cache in written])
             return states, state._replace(cache=cache), None
-        cached = mx.broadcast_to((self.slots < slot)[:, None], (B, N, self.capacity))
-        seen = mx.concatenate([cached, mx.broadcast_to(rows.ancestors, (B, N, N))], axis=2)
+        tiled = len(rows.tiled_ancestors)
+        cached = mx.broadcast_to((self.slots < slot)[:, None], (B, tiled, self.capacity))
+        seen = mx.concatenate([cached, mx.broadcast_to(rows.tiled_ancestors, (B, tiled, N))], axis=2)
         joined = [Joined(pair) for pair in pairs]
-        states = self._run(x, self._slots(rows, slot), seen[:, None], joined)
+        states = self._run(x, self.turns_from[slot], seen[:, None], joined)
         return states, state, [cache.new for cache in joined]
 
     def logits(self, rows: Rows, states: mx.array, slot: mx.array) -> tuple[mx.array, mx.array]:
-        """Logits [B, N, V], each row through its depth's head, and these heads [B, K+1], one per depth."""
-        heads = mx.minimum(slot + rows.depths, self.num_slots - 1) - 1
-        if rows.tree.is_chain:
+        """Logits [B, N, V], each row through its depth's head, and these heads [B, N]."""
+        heads = mx.minimum(slot.astype(mx.uint32) + rows.row_depth, self.num_slots - 1) - 1
+        if rows.tree.is_chain or self.model.lm_head.is_small:
             return self.model.lm_head(states[:, :, None], heads)[:, :, 0], heads
-        parts = [self.model.lm_head(states[:, a:b], heads[:, d]) for d, (a, b) in enumerate(rows.spans)]
+        parts = [self.model.lm_head(states[:, a:b], heads[:, a]) for a, b in rows.spans]
         return mx.concatenate(parts, axis=1), heads
 
     def _slots(self, rows: Rows, slot: mx.array) -> mx.array:
@@ -199,9 +212,9 @@ class Rounds:
         """Where the table of the code that is fed at a slot begins."""
         return (mx.minimum(slots, self.num_slots - 1) - 2) * self.num_entries
 
-    def _run(self, x: mx.array, slots: mx.array, seen: mx.array, caches: Sequence[LayerCache]) -> mx.array:
-        cos, sin = mx.split(self.turns[slots[:, None]], 2, axis=-1)
-        return self.model(x, (cos, sin), seen, caches)
+    def _run(self, x: mx.array, turns: mx.array, seen: mx.array, caches: Sequence[LayerCache]) -> mx.array:
+        cos, sin = mx.split(turns, 2, axis=-1)
+        return self.model.run(x, (cos, sin), seen, caches)
 
     def _settle(
         self,
@@ -215,17 +228,18 @@ class Rounds:
         """Accept, commit and draft once the tree rows have run: states [B, N, D]; new: see ``verify``."""
         logits, heads = self.logits(rows, states, state.slot)
         row_noise = mx.take_along_axis(noise, heads[..., None], axis=1)
-        if not rows.tree.is_chain:
-            row_noise = mx.take(row_noise, rows.depth, axis=1)
         targets = choose(logits, row_noise, self.form, knobs)
         # no node has code -1: what is not finite ends the path and is committed as -1, as in plain decoding
         targets = mx.where(mx.isfinite(logits.astype(mx.float32).sum(axis=-1)), targets, -1)
-        last, num_committed = accept(rows, state.nodes, targets, self.num_slots - state.slot)
-        state = self._commit(rows, state, targets, new, last, num_committed)
+        last, length = accept(rows, state.nodes, targets, self.num_slots - state.slot)
+        state = self._commit(rows, state, targets, new, last, length)
         newest = mx.take_along_axis(targets, last, axis=1)
         if self.rows.num_nodes == 1:
             return state._replace(nodes=self.rows.lay(newest, newest[..., None][:, :0]))
-        chosen_from = mx.take_along_axis(states, last[..., None], axis=1)
+        if len(last) == 1:
+            chosen_from = mx.take(states, last.reshape(-1), axis=1)
+        else:
+            chosen_from = mx.take_along_axis(states, last[..., None], axis=1)
         candidates = self.proposer.propose(chosen_from, newest, state.slot - 1, noise, knobs)
         return state._replace(nodes=self.rows.lay(newest, candidates))
 
@@ -236,62 +250,63 @@ class Rounds:
         targets: mx.array,
         new: list[tuple[mx.array, mx.array]] | None,
         last: mx.array,
-        num_committed: mx.array,
+        length: mx.array,
     ) -> RoundState:
         """The root and accepted rows written into the next slots, and their targets into the next codes.
 
-        Row j of the path ran at slot ``slot + j``, and its target is code ``slot + j``: one index serves both.
+        Row j of the path ran at slot ``slot + j``, and its target is code ``slot + j``. What is written behind the
+        newest code is overwritten by the next round.
         """
         cache = state.cache
-        if new is not None:
-            cache = self._keep(rows, cache, new, state.slot, last, num_committed)
-        step = self.codes - state.slot
-        fresh = (step >= 0) & (step < num_committed)
-        row = mx.clip(step, 0, rows.most - 1)
-        following = mx.where(row < last, row + 1, 0)
-        if not rows.tree.is_chain:
+        if rows.tree.is_chain:
+            following = mx.where(rows.row_depth < last, rows.drafted, rows.first_node)
+        else:
             path = rows.paths[last[:, 0]]
-            following, row = (mx.take_along_axis(path, index, axis=1) for index in (row + 1, row))
+            path, following = path[:, :-1], path[:, 1:] + rows.first_node
+            targets = mx.take_along_axis(targets, path, axis=1)
+            assert new is not None
+            cache = self._keep(cache, new, state.slot, path)
         return RoundState(
             cache=cache,
-            slot=state.slot + num_committed,
-            codes=mx.where(fresh, mx.take_along_axis(targets, row, axis=1), state.codes),
-            origin=mx.where(fresh, following + rows.first_node, state.origin),
+            slot=mx.minimum(state.slot + length, self.num_slots),
+            codes=write(state.codes, targets, state.slot),
+            origin=write(state.origin, following, state.slot),
             nodes=state.nodes,
         )
 
     def _keep(
-        self,
-        rows: Rows,
-        cache: FrameCache,
-        new: list[tuple[mx.array, mx.array]],
-        slot: mx.array,
-        last: mx.array,
-        num_committed: mx.array,
+        self, cache: FrameCache, new: list[tuple[mx.array, mx.array]], slot: mx.array, path: mx.array
     ) -> FrameCache:
-        """The cache with the keys and values of the root and the accepted rows behind it; all layers at once."""
-        step = self.slots - slot
-        fresh = (step >= 0) & (step < num_committed)
-        row = mx.take_along_axis(rows.paths[last[:, 0]], mx.clip(step, 0, rows.most - 1), axis=1)
-        row, fresh = row[None, :, None, :, None], fresh[None, :, None, :, None]
-        parts = []
-        for old, added in zip(cache, zip(*new)):
-            parts.append(list(mx.where(fresh, mx.take_along_axis(mx.stack(list(added)), row, axis=3), mx.stack(old))))
-        return FrameCache(*parts)
+        """The cache with the keys and values of the rows of a path [B, n] from ``slot`` on; all layers at once."""
+        added = mx.concatenate([x for pair in new for x in pair], axis=1)
+        if len(path) == 1:
+            added = mx.take(added, path[0], axis=2)
+        else:
+            added = mx.take_along_axis(added, path[:, None, :, None], axis=2)
+        parts = mx.split(added, 2 * len(new), axis=1)
+        written = [Slots(*pair, slot.reshape(-1)) for pair in zip(*cache)]
+        for slots, keys, values in zip(written, parts[::2], parts[1::2]):
+            slots.update_and_fetch(keys, values)
+        return FrameCache([slots.keys for slots in written], [slots.values for slots in written])
+
+
+def write(table: mx.array, new: mx.array, start: mx.array) -> mx.array:
+    """table [B, W] with new [B, n] in the columns from start [B, 1] on."""
+    if len(table) == 1:
+        return mx.slice_update(table, new, start.reshape(-1), [1])
+    return mx.put_along_axis(table, start + mx.array(np.arange(new.shape[1], dtype=np.int32)), new, axis=1)
 
 
 def accept(rows: Rows, nodes: mx.array, targets: mx.array, num_left: mx.array) -> tuple[mx.array, mx.array]:
-    """The end of the longest path whose every node equals its parent's target, and how many codes it commits, [B, 1].
+    """The end of the longest path whose every node equals its parent's target, and how many rows it has, [B, 1].
 
-    nodes: as in ``RoundState``; targets: [B, N] int32; num_left: [B, 1] codes the frame still lacks. A path commits
-    one code per node and the target of its end, which does not exist after the last codebook.
+    nodes: as in ``RoundState``; targets: [B, N] int32; num_left: [B, 1] codes the frame still lacks. A path gives one
+    code per node and the target of its end; what is past the last codebook, and in a chain accepted, does not exist.
     """
     if rows.tree.is_chain:
-        wrong = (nodes[:, 1:] != targets) | (rows.depth >= num_left)
-        last = mx.argmax(wrong, axis=1, keepdims=True).astype(mx.int32)
-        return last, mx.minimum(last + 1, num_left)
+        last = mx.argmax(nodes[:, 1:] != targets, axis=1, keepdims=True)
+        return last, last.astype(mx.int32) + 1
     right = (nodes == mx.take(targets, rows.parent, axis=1)) & (rows.depth <= num_left) | (rows.depth == 0)
     whole = (right[:, None] | ~rows.ancestors).all(axis=-1)
     length = mx.where(whole, rows.depth + 1, 0)
-    last = mx.argmax(length, axis=1, keepdims=True).astype(mx.int32)
-    return last, mx.minimum(length.max(axis=1, keepdims=True), num_left)
+    return mx.argmax(length, axis=1, keepdims=True), mx.max(length, axis=1, keepdims=True)
