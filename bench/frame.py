@@ -1,4 +1,4 @@
-"""Time of one frame's codes 1..15: plain decoding, and speculation by rows per round; the frame suite with a picture.
+"""Time of one frame's codes 1..15: plain decoding, and speculation by rows per round, fixed and adaptive.
 
     python bench/frame.py [MODEL] [--drafter FILE] [--seed 0]
 
@@ -29,6 +29,8 @@ def main() -> None:
     base, lines = suite["codes_ms"]["plain compiled"]["median_ms"], {}
     for name, time in suite["codes_ms"].items():
         kind, how = name.rsplit(" ", 1)
+        if kind == "adaptive":  # no size of its own
+            continue
         num_nodes = 1 if kind == "plain" else int(kind.removeprefix("spec "))
         lines.setdefault(how, {})[num_nodes] = base / time["median_ms"]
     save_lines("frame", "Speed-up over plain compiled decoding", lines)

@@ -67,6 +67,27 @@ def test_the_frame_suite_measures_every_side_on_equal_codes(monkeypatch):
     assert len(rows) == 2 + 2 + 1 + len(frame.CHUNKS) + 2 and all(row.count("|") == 10 for row in rows[:-2])
 
 
+def test_rows_that_adapt_are_timed_beside_fixed_ones(monkeypatch):
+    monkeypatch.setattr(frame, "LEARNING", 5)
+    model = load_model(TINY)
+    drafter = random_drafter(Form(3, 1, 2, 4, 4, "noise"))
+    sizes = tuple(size for size in drafter.trees if size > 1)
+    frames = frame.spoken_frames(model, ["Hello there."], 1, 1)
+    times = frame.time_codes(model, drafter, frames, frame.Plan(("uncompiled",), sizes, 1, 1))
+    assert len(sizes) > 1 and list(times)[-1] == "adaptive uncompiled"
+    assert times["adaptive uncompiled"]["num_nodes"] in sizes
+    suite = {
+        "codes_ms": times,
+        "stages_ms": {},
+        "spec": {},
+        "launches": {"uncompiled": {"multi_code_decoder plain": 7}},
+    }
+    (row,) = (
+        row for row in markdown.frame(suite | {"gb_per_s": {}, "peak_gb_per_s": 1.0}).splitlines() if "adapt" in row
+    )
+    assert ", now " in row and row.count("|") == 10 and "7" not in row.split("|")[6]
+
+
 def test_other_codes_than_plain_decoding_are_no_measurement(monkeypatch):
     monkeypatch.setattr(collect, "MAX_TEXT_FRAMES", 3)
     model = load_model(TINY)

@@ -3,6 +3,7 @@
 All sides decode the same frames in turns, in one process; the codes must be equal.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -15,12 +16,14 @@ from ..fit import collect
 from ..model import Qwen3TTS
 from ..spec_decode import frames as drivers
 from ..spec_decode.drafter import Drafter
+from ..spec_decode.pace import Pace
 from ..spec_decode.rounds import Rounds
 from ..utterance import FrameState, Request, Steps
 from .harness import interleave, num_launches, peak_gb_per_s
 
 Inputs = tuple[mx.array, mx.array, mx.array, mx.array]
 Wrap = Callable[[Callable], Callable]
+LEARNING = 400  # frames decoded with rows that adapt before they are timed
 ROOM = 64  # slots for the calls that are timed
 CHUNKS = (1, 4)  # frames handed to the SpeechDecoder at a time
 
@@ -93,19 +96,39 @@ def spec_side(
     return rounds, decode
 
 
+class Adaptive:
+    """Decodes each frame with as many rows as ``Pace`` picks, which learns from how long it took, as ``speak`` does."""
+
+    def __init__(self, decodes: dict[int, Callable[..., drivers.RoundState]], begin_with: int) -> None:
+        self.decodes, self.pace = decodes, Pace(decodes, begin_with if begin_with in decodes else min(decodes))
+
+    def __call__(self, *frame: mx.array) -> drivers.RoundState:
+        size, begin = self.pace.pick(), time.perf_counter()
+        state = self.decodes[size](*frame)  # returns when its codes are known
+        self.pace.learn(size, time.perf_counter() - begin)
+        return state
+
+
 def time_codes(
     model: Qwen3TTS, drafter: Drafter | None, frames: collect.Frames, plan: Plan
 ) -> dict[str, dict[str, float]]:
-    """Milliseconds a frame takes from code 0 to code 15 on every side, plain decoding first."""
+    """Milliseconds a frame takes from code 0 to code 15 on every side, plain decoding first.
+
+    Where there are several sizes, also with rows that adapt, and ``num_nodes``, what they came to.
+    """
     inputs = inputs_of(model, frames)
     sides: dict[str, Callable] = {f"plain {how}": plain_side(model, WRAPS[how]) for how in plan.hows}
     for num_nodes in plan.sizes:
         assert drafter, "sizes are those of a drafter"
         sides |= {f"spec {num_nodes} {how}": spec_side(model, drafter, num_nodes, WRAPS[how])[1] for how in plan.hows}
+    if drafter and len(plan.sizes) > 1:
+        for how in plan.hows:
+            fixed = {size: sides[f"spec {size} {how}"] for size in plan.sizes}
+            sides[f"adaptive {how}"] = Adaptive(fixed, drafter.facts["num_nodes"])
     for name, decode in sides.items():
         for row, frame in enumerate(inputs):
             found = decode(*frame)
-            codes = found.codes[:, 1:] if name.startswith("spec") else found
+            codes = found if name.startswith("plain") else found.codes[:, 1:]
             equal = mx.array_equal(codes, frames.codes[row : row + 1, 1:])
             assert equal or model.dtype != mx.float32, f"{name}: other codes than plain decoding"
 
@@ -114,8 +137,15 @@ def time_codes(
         mx.eval(results)  # the frames are what is timed
         return results
 
+    adaptive = {name: decode for name, decode in sides.items() if isinstance(decode, Adaptive)}
+    for decode in adaptive.values():
+        for number in range(LEARNING):
+            decode(*inputs[number % len(inputs)])
     times = interleave({name: lambda decode=decode: run_all(decode) for name, decode in sides.items()}, plan.repeats)
-    return {name: _per(time, len(inputs)) for name, time in times.items()}
+    found = {name: _per(measured, len(inputs)) for name, measured in times.items()}
+    for name, decode in adaptive.items():
+        found[name]["num_nodes"] = decode.pace.best
+    return found
 
 
 def _per(time_ms: dict[str, float], number: int) -> dict[str, float]:
@@ -135,7 +165,7 @@ def time_stages(model: Qwen3TTS, frames: collect.Frames, plan: Plan) -> dict[str
             name = f"speech_decoder chunk {num_frames} {how}"
             sides[name] = lambda step=step, codes=codes, state=state: step(codes, state)
     times = interleave(sides, plan.repeats)
-    return {name: _per(time, int(name.split()[2]) if "chunk" in name else 1) for name, time in times.items()}
+    return {name: _per(measured, int(name.split()[2]) if "chunk" in name else 1) for name, measured in times.items()}
 
 
 class Advance:

@@ -54,6 +54,8 @@ def frame(suite: dict[str, Any]) -> str:
         spec = suite["spec"].get(kind.removeprefix("spec "), {})
         launches = spec.get(f"launches_{how}", suite["launches"][how]["multi_code_decoder plain"])
         counts = [f"{launches:.0f}", f"{spec.get('rounds', 15):.1f}", f"{spec.get('host_reads', 0):.1f}"]
+        if kind == "adaptive":  # of several sizes
+            counts, name = ["", "", ""], f"{name}, now {time['num_nodes']:.0f}"
         rows.append([name, *_ms(time), f"{time['speedup']:.2f}", *counts, _gb(suite["gb_per_s"].get(name))])
     for name, time in suite["stages_ms"].items():
         launches = suite["launches"][name.split()[-1]][name.split()[0]]
