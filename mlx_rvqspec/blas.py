@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 VARIABLE = "MLX_RVQSPEC_BLAS"
+_chosen: list[str] = []  # the library that MLX was given
 ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # cblas.h
 
 
@@ -40,9 +41,15 @@ def prefer_openblas() -> str | None:
             warnings.warn(f"{VARIABLE} is {wanted!r}; expected off, or the path of a BLAS", stacklevel=3)
         return None
     ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    _chosen.append(path)
     if "OPENBLAS_NUM_THREADS" not in os.environ and hasattr(library, "openblas_set_num_threads"):
         library.openblas_set_num_threads(1)
     return path
+
+
+def library() -> str | None:
+    """What ``prefer_openblas`` gave to MLX, if anything."""
+    return _chosen[0] if _chosen else None
 
 
 def _packaged() -> str | None:

@@ -5,6 +5,7 @@ state that lives between calls is a tuple of arrays; the small classes exist onl
 asks them to ``update_and_fetch`` as it would ask mlx-lm's.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -22,6 +23,14 @@ class KVCache(NamedTuple):
     @property
     def capacity(self) -> int:
         return self.keys[0].shape[2]
+
+
+class Head(NamedTuple):
+    """The first positions of a prompt, read: embeddings [1, n, D], keys and values [layers, kv_heads, n, head_dim]."""
+
+    rows: mx.array
+    keys: mx.array
+    values: mx.array
 
 
 class FrameCache(NamedTuple):
@@ -44,6 +53,22 @@ def grow(cache: KVCache, capacity: int) -> KVCache:
         return mx.pad(x, [(0, 0), (0, 0), (0, extra), (0, 0)])
 
     return KVCache([pad(k) for k in cache.keys], [pad(v) for v in cache.values], cache.num_cached)
+
+
+def begin_with(heads: Sequence[Head], num_pads: Sequence[int], num_slots: int) -> KVCache:
+    """A cache with room for ``num_slots``, filled as far as the heads of all rows go, each behind its padding."""
+    known = min(pads + head.rows.shape[1] for head, pads in zip(heads, num_pads))
+    capacity = round_up(num_slots)
+
+    def place(part: mx.array, pads: int) -> mx.array:
+        pads = min(pads, known)
+        return mx.pad(part[:, :, : known - pads], [(0, 0), (0, 0), (pads, capacity - known), (0, 0)])
+
+    keys, values = (
+        list(mx.stack([place(part, pads) for part, pads in zip(parts, num_pads)], axis=1))
+        for parts in zip(*(head[1:] for head in heads))
+    )
+    return KVCache(keys, values, mx.array(known, dtype=mx.int32))
 
 
 class Slots:

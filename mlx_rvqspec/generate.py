@@ -21,6 +21,7 @@ from .device_profile import read_profiles
 from .encoders import Encoders
 from .feed import Feed, read_feed
 from .guard import POLICIES
+from .heads import choose_place
 from .load import load_model, resolve
 from .model import Qwen3TTS
 from .owner import owner
@@ -71,10 +72,11 @@ class Engine:
         num_nodes: int = 1,
         adapt: bool = False,
         chunk_frames: int = CHUNK_FRAMES,
+        prompt_cache: str = "memory",
     ) -> None:
         self.chunk_frames = chunk_frames
         self._model, self._drafter, self.num_nodes = model, drafter, num_nodes
-        self._reader = Reader(model, wrap, drafter, num_nodes, adapt)
+        self._reader = Reader(model, wrap, drafter, num_nodes, adapt, prompt_cache)
         self._encoders = Encoders(model.config, model.folder)
         self.why_plain = NO_DRAFTER if drafter is None else DOES_NOT_PAY if num_nodes == 1 else ""
         self.config = model.config
@@ -352,6 +354,7 @@ def load(
     drafter: str | Path | None = None,
     compile: bool | None = None,
     adapt: bool | None = None,
+    prompt_cache: str | None = None,
 ) -> Engine:
     """An Engine for a model folder, a hub id, or the built-in voice when None.
 
@@ -359,8 +362,10 @@ def load(
     compiled graphs; None means on a GPU only, since on the CPU the first run compiles some thirty kernels with g++ at
     about a second each (then cached on disk) to be about twice as fast afterwards. adapt: whether the number of rows
     per round is tried out while speaking, which compiles the sizes it tries; None means where nothing is compiled.
-    Raises ModelError when the model or the drafter cannot be used.
+    prompt_cache: where it is kept what prompts begin with, read: see ``heads.choose_place``.
+    Raises ModelError when the model or the drafter cannot be used, ValueError for an option that cannot be.
     """
+    place = choose_place(prompt_cache)
 
     def build() -> Engine:
         on_gpu = mx.default_device() == mx.Device(mx.gpu)
@@ -372,7 +377,7 @@ def load(
         drafts = find(folder, loaded.multi_code_decoder, loaded.fingerprints, drafter)
         wrap, device = mx.compile if compiled else _as_it_is, device_name(loaded.precision, compiled)
         if drafts is None:
-            return Engine(loaded, wrap)
+            return Engine(loaded, wrap, prompt_cache=place)
         measured = read_profiles(drafts.fingerprint).get(device)
         return Engine(
             loaded,
@@ -381,6 +386,7 @@ def load(
             num_nodes=rows_for(drafts, device),
             adapt=not compiled if adapt is None else adapt,
             chunk_frames=measured.chunk_frames if measured and measured.chunk_frames else CHUNK_FRAMES,
+            prompt_cache=place,
         )
 
     return owner().run(build)

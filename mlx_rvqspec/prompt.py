@@ -56,7 +56,8 @@ class Prompt:
     """Ids of the prefill and of the text still to come.
 
     text_ids: one per position; code_ids: those of the last ``len(code_ids)`` positions, VECTOR for the speaker's
-    vector and then the frames of ``clone``; trailing_ids: one is added per frame, then the pad id.
+    vector and then the frames of ``clone``; trailing_ids: one is added per frame, then the pad id; num_head: how many
+    positions come first that do not depend on the text.
     """
 
     text_ids: list[int]
@@ -64,6 +65,7 @@ class Prompt:
     trailing_ids: list[int]
     pad_id: int
     clone: ClonedVoice | None = None
+    num_head: int = 1
 
 
 def choose_voice(
@@ -156,12 +158,13 @@ def build_prompt(config: ModelConfig, tokenizer: Tokenizer, text: str, voice: Vo
         prefix = [ids.codec_think_id, ids.codec_think_bos_id, voice.language_id, ids.codec_think_eos_id]
     if voice.speaker_id is not None or clone is not None:
         prefix.append(VECTOR if voice.speaker_id is None else voice.speaker_id)
-    pad = config.tts_pad_token_id
+    pad, num_beside = config.tts_pad_token_id, 0
     if clone is None or clone.codes is None:
         body = _from_the_start(config, words, text_feed)
     else:
         known = tokenizer.encode(f"<|im_start|>assistant\n{clone.text}<|im_end|>\n").ids
         known = known[NUM_ROLE_TOKENS:-NUM_REFERENCE_END_TOKENS]
+        num_beside = len(known) if text_feed == "full" else min(len(known), len(clone.codes))
         body = _after_reference(config, [*known, *words], len(clone.codes), text_feed)
     text_ids, code_ids, trailing = body
     return Prompt(
@@ -170,6 +173,7 @@ def build_prompt(config: ModelConfig, tokenizer: Tokenizer, text: str, voice: Vo
         trailing,
         pad,
         clone,
+        len(front) + len(role) + len(prefix) + 1 + num_beside,
     )
 
 
@@ -195,14 +199,36 @@ def _after_reference(
 
 def embed_prompt(prompt: Prompt, model: Qwen3TTS) -> tuple[mx.array, mx.array]:
     """The prefill [1, T, D], and the rows added to later frames [n + 1, D] whose last row is the padding."""
+    return _embed(prompt, model, 0, len(prompt.text_ids), [*prompt.trailing_ids, prompt.pad_id])
+
+
+def embed_head(prompt: Prompt, model: Qwen3TTS) -> mx.array:
+    """The head of the prefill [1, num_head, D]."""
+    return _embed(prompt, model, 0, prompt.num_head)[0]
+
+
+def embed_rest(prompt: Prompt, model: Qwen3TTS) -> tuple[mx.array, mx.array]:
+    """As ``embed_prompt``, without the head."""
+    return _embed(prompt, model, prompt.num_head, len(prompt.text_ids), [*prompt.trailing_ids, prompt.pad_id])
+
+
+def _embed(
+    prompt: Prompt, model: Qwen3TTS, begin: int, end: int, more: Sequence[int] = ()
+) -> tuple[mx.array, mx.array]:
+    """Positions begin..end-1 of the prefill [1, n, D], and more text ids [m, D]."""
     decoder, num_plain = model.code_decoder, len(prompt.text_ids) - len(prompt.code_ids)
-    text = decoder.embed_text(mx.array([[*prompt.text_ids, *prompt.trailing_ids, prompt.pad_id]]))
-    codes = decoder.embed_codes(mx.array([[max(code, 0) for code in prompt.code_ids]]))
-    if prompt.clone is not None:
-        places = [place for place, code in enumerate(prompt.code_ids) if code == VECTOR]
-        codes[:, mx.array(places)] = _vectors(prompt.clone, model).astype(codes.dtype)
-    codes = mx.pad(codes, [(0, 0), (num_plain, 0), (0, 0)])
-    return text[:, : len(prompt.text_ids)] + codes, text[0, len(prompt.text_ids) :]
+    text = decoder.embed_text(mx.array([[*prompt.text_ids[begin:end], *more]]))
+    beside = prompt.code_ids[max(0, begin - num_plain) : max(0, end - num_plain)]
+    rows = text[:, : end - begin]
+    if beside:
+        codes = decoder.embed_codes(mx.array([[max(code, 0) for code in beside]]))
+        if places := [place for place, code in enumerate(beside) if code == VECTOR]:
+            assert prompt.clone
+            first = prompt.code_ids[: max(0, begin - num_plain)].count(VECTOR)
+            vectors = _vectors(prompt.clone, model)[first : first + len(places)]
+            codes[:, mx.array(places)] = vectors.astype(codes.dtype)
+        rows = rows + mx.pad(codes, [(0, 0), (end - begin - len(beside), 0), (0, 0)])
+    return rows, text[0, end - begin :]
 
 
 def _vectors(clone: ClonedVoice, model: Qwen3TTS) -> mx.array:

@@ -13,9 +13,10 @@ import numpy as np
 from .cloned_voice import ClonedVoice
 from .config import ModelConfig
 from .guard import NUM_ATTEMPTS, Piece, SilenceWatch, Trimmer, attempt_seed
+from .heads import Heads
 from .model import Qwen3TTS
 from .passages import Passage
-from .prompt import Prompt, Voice, build_prompt, embed_prompt
+from .prompt import Prompt, Voice, build_prompt, embed_rest
 from .sampling import Sampling
 from .spec_decode.drafter import Drafter
 from .spec_decode.stats import Attempt, Stats, Tally
@@ -155,10 +156,12 @@ class Reader:
         drafter: Drafter | None,
         num_nodes: int,
         adapt: bool,
+        prompt_cache: str,
     ) -> None:
         self._model, self._wrap, self._drafter = model, wrap, drafter
         self._num_nodes, self._adapt = num_nodes, adapt
         self.config = model.config
+        self._heads = Heads(model, prompt_cache)
         self._steps: dict[Any, Steps] = {}
         self._speech_step = wrap(model.speech_decoder.step)
         self._states: WeakKeyDictionary[ClonedVoice, State] = WeakKeyDictionary()
@@ -237,7 +240,8 @@ class Reader:
 
     def _row(self, job: Job, prompt: Prompt, seed: int, max_frames: int) -> Row:
         model = self._model
-        line = Line(*embed_prompt(prompt, model), seed, max_frames)
+        head, (rest, trailing) = self._heads.head(prompt), embed_rest(prompt, model)
+        line = Line(mx.concatenate([head.rows, rest], axis=1), trailing, seed, max_frames, head)
         return Row(
             line, self._sound, self._state_before(job.voice.clone), job.how.chunk_frames, model.config.frame_rate_hz
         )

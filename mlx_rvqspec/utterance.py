@@ -13,7 +13,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from .cache import KVCache, grow, round_up
+from .cache import Head, KVCache, begin_with, grow, round_up
 from .model import Qwen3TTS
 from .sampling import Sampling, choose, first_code_scores, frame_noise
 from .spec_decode.drafter import Drafter
@@ -162,13 +162,15 @@ class Steps:
 class Line:
     """What one row speaks: prefill [1, T, D] and trailing [n, D] as from ``embed_prompt``, at most max_frames frames.
 
-    trailing and max_frames may grow while the line is spoken, as its text becomes known.
+    trailing and max_frames may grow while the line is spoken, as its text becomes known. head: the beginning of the
+    prefill if it has been read.
     """
 
     prefill: mx.array
     trailing: mx.array
     seed: int
     max_frames: int
+    head: Head | None = None
 
 
 class Frame(NamedTuple):
@@ -206,8 +208,13 @@ class Utterance:
             num_pads=mx.array(pads, dtype=mx.int32),
         )
         decoder = steps.model.code_decoder
-        cache = decoder.new_cache(len(lines), self.num_slots + 1, prefill[0].dtype)
-        hidden, cache = decoder(mx.concatenate(prefill), cache, self.request.num_pads)
+        heads, known = [line.head for line in lines if line.head], 0
+        if len(heads) == len(lines):
+            cache = begin_with(heads, pads, self.num_slots + 1)
+            known = min(pad + head.rows.shape[1] for pad, head in zip(pads, heads))
+        else:
+            cache = decoder.new_cache(len(lines), self.num_slots + 1, prefill[0].dtype)
+        hidden, cache = decoder(mx.concatenate(prefill)[:, known:], cache, self.request.num_pads)
         seen = mx.zeros((len(lines), steps.allowed.size), dtype=mx.bool_)
         code0, noise, seen = steps.choose_first(hidden[:, -1], seen, mx.array(0, dtype=mx.uint32), self.request)
         self.state = FrameState(hidden[:, -1], code0, noise, seen, cache)

@@ -20,7 +20,7 @@ ORDER = [
         "spec_decode.tree",
     },
     {"manifest", "quantisation", "tensor_file", "tokenizer", "hub"},
-    {"passages", "layers", "cache", "speech_decoder.layers", "speech_decoder.quantizer"},
+    {"passages", "kept", "layers", "cache", "speech_decoder.layers", "speech_decoder.quantizer"},
     {
         "code_decoder",
         "multi_code_decoder",
@@ -33,7 +33,7 @@ ORDER = [
     {"load", "spec_decode.rounds"},
     {"cloned_voice", "integrity"},
     {"prompt", "encoders"},
-    {"spec_decode.frames"},
+    {"heads", "spec_decode.frames"},
     {"conversion"},
     {"utterance"},
     {"guard", "fit.collect"},
