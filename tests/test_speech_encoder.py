@@ -110,6 +110,19 @@ def test_speaker_vector_is_upstreams() -> None:
     np.testing.assert_allclose(np.array(vector[0]), golden["clone.speaker_embedding"], rtol=0, atol=1e-4)
 
 
+def test_kernels_in_mlx_audios_layout_are_read_as_they_are(tmp_path: Path) -> None:
+    """Its conversions turn the speaker encoder's kernels to [out, taps, in] and leave the speech tokenizer alone."""
+    folder = tmp_path / "converted"
+    shutil.copytree(BASE, folder, ignore=shutil.ignore_patterns("*.npz"))
+    tensors = dict(mx.load(str(BASE / "model.safetensors")))  # type: ignore[arg-type]
+    kernels = [name for name, value in tensors.items() if name.startswith("speaker_encoder.") and value.ndim == 3]
+    assert len(kernels) > 30
+    tensors |= {name: mx.contiguous(tensors[name].swapaxes(1, 2)) for name in kernels}
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+    audio = recording(24_000)
+    assert mx.array_equal(load_speaker_encoder(config(), folder)(audio), load_speaker_encoder(config(), BASE)(audio))
+
+
 def test_mel_filters_have_equal_areas_and_leave_no_gap() -> None:
     filters = mel_filters(128)
     width_hz = 24_000 / 1024

@@ -159,10 +159,16 @@ class SpeakerEncoder(nn.Module):
         x = self.mfa(mx.concatenate(features[1:], axis=-1))
         return self.fc(self.asp(x))[:, 0]
 
-    @staticmethod
-    def sanitize(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """The checkpoint's ``speaker_encoder.*`` tensors, prefix removed, as parameters of this class."""
-        return {
-            name: conv_layout(value.astype(mx.float32).swapaxes(1, 2)) if name.endswith(".weight") else value
-            for name, value in weights.items()
-        }
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """The checkpoint's ``speaker_encoder.*`` tensors, prefix removed, as parameters of this class.
+
+        Kernels are [out, in, taps] as upstream's, or all [out, taps, in] in a folder that mlx-audio converted.
+        """
+        first = weights.get("blocks.0.conv.weight")
+        upstream = first is None or first.shape[-1] != self.num_mels
+
+        def kernel(value: mx.array) -> mx.array:
+            value = value.astype(mx.float32)
+            return conv_layout(value.swapaxes(1, 2) if upstream else value)
+
+        return {name: kernel(value) if name.endswith(".weight") else value for name, value in weights.items()}
