@@ -1,6 +1,6 @@
 """mlx-audio beside this engine: the same weights, text and BLAS, both in float32, a turn each on one machine.
 
-    python bench/peers.py --peer /path/to/venv/bin/python [MODEL] [--frames 24] [--repeats 5] [--seed 0]
+    python bench/peers.py --peer /path/to/venv/bin/python [MODEL] [--frames 120] [--repeats 3] [--seed 0]
     python bench/peers.py --peer ... --full-size [FOLDER]      # as written by bench/full_size.py --keep FOLDER
 
 Each side runs in its own process and environment (the peer's needs mlx-audio) and is asked in turns. Greedy codes of
@@ -31,6 +31,11 @@ from mlx_rvqspec.load import resolve
 
 HERE = Path(__file__).parent
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog looks up for a moment."
+TEXTS = [  # of the built-in voice: some seven seconds each
+    "The train left at nine. It was raining, and nobody in the carriage spoke until the hills came into sight.",
+    "When the lamp was lit, the whole room looked warmer than it had, and the children came in from the garden.",
+    "She wrote the letter twice, put both of them into the fire, and went down to the harbour to say it herself.",
+]
 NUM_NODES = 4
 Task = dict[str, Any]
 
@@ -75,20 +80,21 @@ def sides_of(compiled: bool, num_nodes: int) -> dict[str, Task]:
 
 
 def in_turns(workers: dict[str, Worker], sides: dict[str, Task], task: Task, repeats: int) -> dict[str, list[dict]]:
-    """The answers of every side, asked by turns after a first time that does not count."""
+    """The answers of every side for every text, asked by turns after a first time that does not count."""
     answers: dict[str, list[dict]] = {name: [] for name in sides}
-    for number in range(repeats + 1):
+    texts = task.get("texts", [TEXT])
+    for number, text in enumerate([texts[0], *texts * repeats]):
         for name, more in sides.items():
             worker = workers["peer" if name == "mlx-audio" else "ours"]
-            answer = worker.ask(task | more | {"seed": task["seed"] + number})
+            answer = worker.ask(task | more | {"text": text, "seed": task["seed"] + number})
             if number:
                 answers[name].append(answer)
     return answers
 
 
-def compare_codes(workers: dict[str, Worker], sides: dict[str, Task], task: Task) -> dict[str, Any]:
+def compare_codes(workers: dict[str, Worker], sides: dict[str, Task], task: Task, text: str) -> dict[str, Any]:
     """Greedy codes of every side against the peer's: frames until they part, if they do."""
-    greedy = task | {"temperature": 0.0}
+    greedy = task | {"temperature": 0.0, "text": text}
     codes = {
         name: workers["peer" if name == "mlx-audio" else "ours"].ask(greedy | more)["codes"]
         for name, more in sides.items()
@@ -178,8 +184,8 @@ def main() -> None:
     parser.add_argument("--peer", required=True, help="python of an environment with mlx-audio")
     parser.add_argument("--full-size", action="store_true")
     parser.add_argument("--compile", action="store_true", help="our graphs compiled")
-    parser.add_argument("--frames", type=int, default=24)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--frames", type=int, default=120)
+    parser.add_argument("--repeats", type=int, default=3, help="of each text")
     parser.add_argument("--chunk-frames", type=int, default=4, help="of the first sound: 4 are 0.32 s")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -195,12 +201,20 @@ def main() -> None:
             ),
         }
         speaker = next(iter(json.loads((folder / "config.json").read_text())["talker_config"]["spk_id"]))
-        task: Task = {"task": "codes", "text": TEXT, "speaker": speaker, "text_feed": "full", "temperature": 0.9}
+        defaults = json.loads((folder / "generation_config.json").read_text())
+        feed = "full" if args.full_size or defaults.get("non_streaming_mode", True) else "stream"
+        task: Task = {"task": "codes", "text": TEXT, "speaker": speaker, "text_feed": feed, "temperature": 0.9}
+        task["texts"] = [TEXT] if args.full_size else TEXTS
         task |= {"penalty": 1.05, "frames": args.frames, "seed": args.seed, "chunk_frames": args.chunk_frames}
         sides = sides_of(args.compile, NUM_NODES)
-        result: dict[str, Any] = {"environment": environment(), "text": TEXT, "seed": args.seed, "frames": args.frames}
+        result: dict[str, Any] = {
+            "environment": environment(),
+            "texts": task["texts"],
+            "seed": args.seed,
+            "frames": args.frames,
+        }
         result |= {"repeats": args.repeats, "sides": {name: worker.facts for name, worker in workers.items()}}
-        result["greedy"] = compare_codes(workers, sides, task)
+        result["greedy"] = [compare_codes(workers, sides, task, text) for text in task["texts"]]
         print("greedy codes", result["greedy"], file=sys.stderr, flush=True)
         result["codes"] = frame_costs(workers, sides, task, args.repeats)
         if args.full_size:

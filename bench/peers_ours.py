@@ -17,9 +17,10 @@ import numpy as np
 from mlx_rvqspec.bench.frame import Advance, as_it_is
 from mlx_rvqspec.fit.offsets import initial_weights
 from mlx_rvqspec.fit.run import default_form
+from mlx_rvqspec.heads import Heads
 from mlx_rvqspec.load import embedded_folder, load_model
 from mlx_rvqspec.model import Qwen3TTS
-from mlx_rvqspec.prompt import build_prompt, choose_voice, embed_prompt
+from mlx_rvqspec.prompt import build_prompt, choose_voice
 from mlx_rvqspec.spec_decode import drafter as drafters
 from mlx_rvqspec.utterance import Frame, Line, Steps, speak_line
 
@@ -45,6 +46,7 @@ class Side:
             self.drafter: drafters.Drafter | None = random_drafter(self.model)
         else:
             self.drafter = drafters.find(self.model.folder, *own, drafter or None)
+        self.heads = Heads(self.model)
         self.steps: dict[Any, Steps] = {}
 
     def steps_for(self, task: dict[str, Any]) -> Steps:
@@ -63,7 +65,8 @@ class Side:
         model = self.model
         voice = choose_voice(model.config, task["speaker"])
         prompt = build_prompt(model.config, model.tokenizer, task["text"], voice, task["text_feed"])
-        line = Line(*embed_prompt(prompt, model), task["seed"], task["frames"])
+        prefill, trailing, head = self.heads.embed(prompt)
+        line = Line(prefill, trailing, task["seed"], task["frames"], head)
         return speak_line(self.steps_for(task), line, self._sampling(task))
 
     def codes(self, task: dict[str, Any]) -> dict[str, Any]:

@@ -39,15 +39,16 @@ def quantisation(result: dict[str, Any]) -> str:
 
 
 def peers(result: dict[str, Any]) -> str:
-    greedy = result["greedy"]
+    greedy = result["greedy"] if isinstance(result["greedy"], list) else [result["greedy"]]
     rows = [
         [name, f"{side['frames_per_s']:.1f}", f"{side['rate_to_peer']:.2f}", f"{side['frame']['median_ms']:.1f}"]
         + [f"{side['frame_to_peer']:.2f}", f"{side['rounds']:.1f}"]
         for name, side in result["codes"].items()
     ]
     head = ["text to codes", "frames/s", "times the peer's", "ms a frame more", "of the peer's", "rounds"]
-    equal = min(greedy["equal_frames"].values())
-    note = f"Greedy codes are equal for {equal} of {greedy['num_frames']} frames. {made(result)}"
+    equal = sum(min(text["equal_frames"].values()) for text in greedy)
+    total = sum(text["num_frames"] for text in greedy)
+    note = f"Greedy codes are equal for {equal} of {total} frames. {made(result)}"
     return "\n\n".join([table(head, rows), *_sound(result), note])
 
 

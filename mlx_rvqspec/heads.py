@@ -19,7 +19,7 @@ from .cache import Head
 from .kept import Kept
 from .load import weight_files
 from .model import Qwen3TTS
-from .prompt import Prompt, embed_head
+from .prompt import Prompt, embed_head, embed_rest
 from .spec_decode.drafter import cache_folder
 from .tensor_file import read_header
 
@@ -46,6 +46,11 @@ class Heads:
         folder = cache_folder() / model.fingerprint / "prompts" if place == "disk" else None
         self._kept = None if place == "off" else Kept(folder)
         self._makers = hashlib.sha256("\n".join(_makers(model)).encode()).hexdigest() if place != "off" else ""
+
+    def embed(self, prompt: Prompt) -> tuple[mx.array, mx.array, Head]:
+        """The prefill and the trailing rows, as ``embed_prompt``, and the head of the prefill."""
+        head, (rest, trailing) = self.head(prompt), embed_rest(prompt, self._model)
+        return mx.concatenate([head.rows, rest], axis=1), trailing, head
 
     def head(self, prompt: Prompt) -> Head:
         """The head of a prompt, from where it is kept or worked out."""

@@ -16,7 +16,7 @@ from .guard import NUM_ATTEMPTS, Piece, SilenceWatch, Trimmer, attempt_seed
 from .heads import Heads
 from .model import Qwen3TTS
 from .passages import Passage
-from .prompt import Prompt, Voice, build_prompt, embed_rest
+from .prompt import Prompt, Voice, build_prompt
 from .sampling import Sampling
 from .spec_decode.drafter import Drafter
 from .spec_decode.stats import Attempt, Stats, Tally
@@ -240,8 +240,8 @@ class Reader:
 
     def _row(self, job: Job, prompt: Prompt, seed: int, max_frames: int) -> Row:
         model = self._model
-        head, (rest, trailing) = self._heads.head(prompt), embed_rest(prompt, model)
-        line = Line(mx.concatenate([head.rows, rest], axis=1), trailing, seed, max_frames, head)
+        prefill, trailing, head = self._heads.embed(prompt)
+        line = Line(prefill, trailing, seed, max_frames, head)
         return Row(
             line, self._sound, self._state_before(job.voice.clone), job.how.chunk_frames, model.config.frame_rate_hz
         )

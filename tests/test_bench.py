@@ -190,7 +190,7 @@ def test_the_peers_script_tells_how_far_greedy_codes_agree(scripts):
             return {"codes": self.codes[task.get("num_nodes", 1) > 1]}
 
     workers = {"peer": Fake([1, 2, 3]), "ours": Fake([1, 2, 3], [1, 9, 3])}
-    found = peers.compare_codes(workers, peers.sides_of(False, 8), {"temperature": 0.9})
+    found = peers.compare_codes(workers, peers.sides_of(False, 8), {"temperature": 0.9}, "Hi.")
     assert found["equal_frames"] == {"ours plain uncompiled": 3, "ours spec 8 uncompiled": 1}
 
 
