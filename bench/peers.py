@@ -1,6 +1,7 @@
 """mlx-audio beside this engine: the same weights, text and BLAS, both in float32, a turn each on one machine.
 
     python bench/peers.py --peer /path/to/venv/bin/python [MODEL] [--frames 120] [--repeats 3] [--seed 0]
+    python bench/peers.py --peer ... --official /path/to/venv/bin/python   # the official package on the CPU, too
     python bench/peers.py --peer ... --full-size [FOLDER]      # as written by bench/full_size.py --keep FOLDER
 
 Each side runs in its own process and environment (the peer's needs mlx-audio) and is asked in turns. Greedy codes of
@@ -37,6 +38,9 @@ TEXTS = [  # of the built-in voice: some seven seconds each
     "She wrote the letter twice, put both of them into the fire, and went down to the harbour to say it herself.",
 ]
 NUM_NODES = 4
+OFFICIAL = "official package (PyTorch)"
+OFFICIAL_FRAMES = 24  # it is slow
+WORKERS = {"mlx-audio": "peer", OFFICIAL: "official"}  # all other sides are ours
 Task = dict[str, Any]
 
 
@@ -85,8 +89,7 @@ def in_turns(workers: dict[str, Worker], sides: dict[str, Task], task: Task, rep
     texts = task.get("texts", [TEXT])
     for number, text in enumerate([texts[0], *texts * repeats]):
         for name, more in sides.items():
-            worker = workers["peer" if name == "mlx-audio" else "ours"]
-            answer = worker.ask(task | more | {"text": text, "seed": task["seed"] + number})
+            answer = workers[WORKERS.get(name, "ours")].ask(task | more | {"text": text, "seed": task["seed"] + number})
             if number:
                 answers[name].append(answer)
     return answers
@@ -95,10 +98,7 @@ def in_turns(workers: dict[str, Worker], sides: dict[str, Task], task: Task, rep
 def compare_codes(workers: dict[str, Worker], sides: dict[str, Task], task: Task, text: str) -> dict[str, Any]:
     """Greedy codes of every side against the peer's: frames until they part, if they do."""
     greedy = task | {"temperature": 0.0, "text": text}
-    codes = {
-        name: workers["peer" if name == "mlx-audio" else "ours"].ask(greedy | more)["codes"]
-        for name, more in sides.items()
-    }
+    codes = {name: workers[WORKERS.get(name, "ours")].ask(greedy | more)["codes"] for name, more in sides.items()}
     expected = codes.pop("mlx-audio")
     equal = {}
     for name, rows in codes.items():
@@ -160,6 +160,13 @@ def sound_costs(
     return result
 
 
+def official(workers: dict[str, Worker], sides: dict[str, Task], task: Task) -> dict[str, Any]:
+    """The beginning of one text spoken by the official package as well: greedy codes and costs, once."""
+    sides, few = {**sides, OFFICIAL: {}}, task | {"frames": OFFICIAL_FRAMES, "texts": task["texts"][:1]}
+    greedy = compare_codes(workers, sides, few, few["texts"][0])
+    return {"frames": OFFICIAL_FRAMES, "greedy": greedy, "codes": frame_costs(workers, sides, few, 1)}
+
+
 def carried_over(result: dict[str, Any], code_0_ms: float, num_nodes: int) -> dict[str, Any]:
     """A speculative frame at full size: a measured round, times the rounds that the built-in voice takes."""
     found = json.loads((RESULTS / "acceptance.json").read_text())["drafters"]["+ first round (ours)"]
@@ -182,6 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="folder; else the built-in voice, or a new one at full size")
     parser.add_argument("--peer", required=True, help="python of an environment with mlx-audio")
+    parser.add_argument("--official", help="python of an environment with qwen-tts")
     parser.add_argument("--full-size", action="store_true")
     parser.add_argument("--compile", action="store_true", help="our graphs compiled")
     parser.add_argument("--frames", type=int, default=120)
@@ -200,6 +208,8 @@ def main() -> None:
                 [sys.executable, str(HERE / "peers_ours.py"), str(folder), "random" if args.full_size else ""]
             ),
         }
+        if args.official:
+            workers["official"] = Worker([args.official, str(HERE / "peers_official.py"), str(folder)])
         speaker = next(iter(json.loads((folder / "config.json").read_text())["talker_config"]["spk_id"]))
         defaults = json.loads((folder / "generation_config.json").read_text())
         feed = "full" if args.full_size or defaults.get("non_streaming_mode", True) else "stream"
@@ -222,6 +232,8 @@ def main() -> None:
             asked = {"task": "code_0", "compiled": args.compile}
             code_0_ms = statistics.median(1e3 * workers["ours"].ask(asked)["seconds"] for _ in range(args.repeats))
             result["speculation"] = carried_over(result["codes"], code_0_ms, NUM_NODES)
+        if args.official:
+            result["official"] = official(workers, sides, task)
         for worker in workers.values():
             worker.process.stdin.close()
             worker.process.wait()

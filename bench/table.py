@@ -49,7 +49,16 @@ def peers(result: dict[str, Any]) -> str:
     equal = sum(min(text["equal_frames"].values()) for text in greedy)
     total = sum(text["num_frames"] for text in greedy)
     note = f"Greedy codes are equal for {equal} of {total} frames. {made(result)}"
-    return "\n\n".join([table(head, rows), *_sound(result), note])
+    return "\n\n".join([table(head, rows), *_sound(result), note, *_official(result)])
+
+
+def _official(result: dict[str, Any]) -> list[str]:
+    if "official" not in result:
+        return []
+    found = result["official"]
+    sides = ", ".join(f"{name} {side['frames_per_s']:.1f}" for name, side in found["codes"].items())
+    equal = min(found["greedy"]["equal_frames"].values())
+    return [f"{found['frames']} frames of one text, frames/s: {sides}; greedy codes are equal for {equal} frames."]
 
 
 def _sound(result: dict[str, Any]) -> list[str]:
