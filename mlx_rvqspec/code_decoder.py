@@ -65,7 +65,8 @@ class CodeDecoder(nn.Module):
         position = rotary(index - num_pads[:, None], self._config.head_dim, self._config.rope_theta)
         slots = mx.arange(cache.capacity)
         mask = (slots <= index[:, None]) & (slots >= num_pads[:, None, None])
-        mask = mask | (slots == index[:, None])  # a padding row sees itself: an empty softmax would be NaN
+        if T > 1:  # a padding row sees itself: an empty softmax would be NaN
+            mask = mask | (slots == index[:, None])
         x = x.reshape(-1, D)
         layer_caches = [Slots(k, v, cache.num_cached) for k, v in zip(cache.keys, cache.values)]
         for layer, layer_cache in zip(self.model.layers, layer_caches):

@@ -30,10 +30,10 @@ def rotary(positions: mx.array, head_dim: int, theta: float) -> tuple[mx.array, 
     Built once per call and shared by all layers. Tree rows of equal depth share a position, so the row index is
     no position and ``mx.fast.rope``'s consecutive offsets do not fit.
     """
-    frequencies = theta ** (-mx.arange(0, head_dim, 2, dtype=mx.float32) / head_dim)
+    half = theta ** (-np.arange(0, head_dim, 2) / head_dim)
+    frequencies = mx.array(np.concatenate([-half, half]), dtype=mx.float32)  # cos is even, sin is odd
     angles = positions[:, None, :, None].astype(mx.float32) * frequencies
-    cos, sin = mx.cos(angles), mx.sin(angles)
-    return mx.concatenate([cos, cos], axis=-1), mx.concatenate([-sin, sin], axis=-1)
+    return mx.cos(angles), mx.sin(angles)
 
 
 def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:

@@ -118,7 +118,7 @@ class Steps:
         logits = self.model.code_decoder.codec_head(hidden)
         scores = first_code_scores(logits, seen, frame, self.allowed, self.eos, request.penalty)
         code = choose(scores, mx.stack([row[0] for row in rows]), self.first_form, request.knobs)
-        seen = seen | (mx.arange(seen.shape[1]) == code[:, None])
+        seen = mx.put_along_axis(seen, code[:, None], mx.array(True), axis=1)
         finite = mx.isfinite(logits.astype(mx.float32)).all(axis=-1)
         return mx.where(finite, code, -1), mx.stack([row[1] for row in rows]), seen
 
