@@ -16,6 +16,11 @@ import numpy as np
 
 VARIABLE = "MLX_RVQSPEC_BLAS"
 _chosen: list[str] = []  # the library that MLX was given
+AVX512 = frozenset(("avx512f", "avx512dq", "avx512bw", "avx512vl"))
+NEEDS = {  # flags of /proc/cpuinfo by the name of OpenBLAS's kernels
+    **{"SKYLAKEX": AVX512, "COOPERLAKE": AVX512 | {"avx512_bf16"}, "SAPPHIRERAPIDS": AVX512 | {"avx512_bf16"}},
+    **{"HASWELL": frozenset(("avx2", "fma")), "ZEN": frozenset(("avx2", "fma"))},
+}
 ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # cblas.h
 
 
@@ -33,7 +38,7 @@ def prefer_openblas() -> str | None:
         return None
     try:
         library = ctypes.CDLL(path)
-        right = _multiplies(library)
+        right = _runs_here(library, _cpu_flags()) and _multiplies(library)
     except (OSError, AttributeError):  # another C library, or no BLAS: MLX's own is slow and right
         right = False
     if not right:
@@ -58,6 +63,26 @@ def _packaged() -> str | None:
     except metadata.PackageNotFoundError:
         return None
     return next((str(file.locate()) for file in files if Path(file).name == "libopenblas.so.0"), None)
+
+
+def _runs_here(library: ctypes.CDLL, flags: set[str]) -> bool:
+    """Whether the CPU has what an OpenBLAS's kernels use; else the first product would end the process.
+
+    cmeel-openblas 0.3.31 for x86 has those for AVX-512 alone. Builds for many CPUs name the kernels they chose.
+    """
+    if not flags or not hasattr(library, "openblas_get_corename"):
+        return True
+    library.openblas_get_corename.restype = ctypes.c_char_p
+    return NEEDS.get(library.openblas_get_corename().decode().upper(), frozenset()) <= flags
+
+
+def _cpu_flags() -> set[str]:
+    """What the first CPU can do, as Linux names it; empty where it does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return set(next((line.split(":", 1)[1] for line in lines if line.startswith("flags")), "").split())
 
 
 def _multiplies(library: ctypes.CDLL) -> bool:

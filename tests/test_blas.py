@@ -4,8 +4,11 @@ import ctypes.util
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from mlx_rvqspec import blas
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have a good BLAS")
 PROGRAM = """
@@ -47,6 +50,17 @@ def test_a_blas_that_is_no_openblas_is_taken(monkeypatch: pytest.MonkeyPatch) ->
         pytest.skip("there is no other BLAS here")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     assert run(PROGRAM, MLX_RVQSPEC_BLAS=name) == [name, str(64 * 64 * 256.0)]
+
+
+def test_kernels_that_the_cpu_lacks_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel's are for AVX-512 alone: on other CPUs a product would end the process."""
+    library = SimpleNamespace(openblas_get_corename=lambda: b"SkylakeX")
+    older = {"sse4_2", "avx", "avx2", "fma"}
+    assert not blas._runs_here(library, older)  # type: ignore[arg-type]
+    assert blas._runs_here(library, older | blas.AVX512)  # type: ignore[arg-type]
+    assert blas._runs_here(library, set()) and blas._runs_here(SimpleNamespace(), older)  # type: ignore[arg-type]
+    library.openblas_get_corename = lambda: b"Zen"
+    assert blas._runs_here(library, older)  # type: ignore[arg-type]
 
 
 def test_too_late_is_left_alone() -> None:
