@@ -1,26 +1,31 @@
-"""What all texts of a voice begin with, read once: the head of a prompt as keys and values.
+"""What all texts of a voice begin with, worked out once: the head of a prompt as keys and values.
 
 A prompt begins with the instruction, the role, the language and the speaker, and for a voice that continues its
 recording with the words of that. All positions look back only, so their keys and values are those of any text that
 follows. The head is always read apart from the rest, kept or not: both give the same bits.
+What the SpeechDecoder knows behind a reference is kept beside it.
 """
 
 import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
+from typing import Any, cast
 
 import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
 
 from .blas import library
 from .cache import Head
+from .cloned_voice import ClonedVoice
 from .kept import Kept
 from .load import weight_files
 from .model import Qwen3TTS
 from .prompt import Prompt, embed_head, embed_rest
 from .spec_decode.drafter import cache_folder
+from .speech_decoder.layers import State
 from .tensor_file import read_header
 
 VERSION = 1
@@ -64,6 +69,22 @@ class Heads:
         self._kept.put(key, head._asdict(), on_disk=prompt.num_head >= LEAST_ON_DISK)
         return head
 
+    def behind(self, clone: ClonedVoice, work_out: Callable[[], State]) -> State:
+        """The SpeechDecoder's state behind a reference, from where it is kept or worked out."""
+        if self._kept is None:
+            return work_out()
+        assert clone.codes is not None
+        key = hashlib.sha256(self._makers.encode() + b"sound" + clone.codes.tobytes()).hexdigest()
+        arrays = self._kept.get(key)
+        if arrays is None:
+            state = work_out()
+            arrays = {str(place): value for place, (_, value) in enumerate(_leaves(state))}
+            self._kept.put(key, arrays, on_disk=True)
+            return state
+        values = iter(range(len(arrays)))
+        template = self._model.speech_decoder.initial_state(1)
+        return tree_map(lambda _: arrays[str(next(values))], template)
+
     def _read(self, prompt: Prompt) -> Head:
         decoder, rows = self._model.code_decoder, embed_head(prompt, self._model)
         _, cache = decoder(rows, decoder.new_cache(1, prompt.num_head, rows.dtype), mx.array([0], dtype=mx.int32))
@@ -84,11 +105,15 @@ class Heads:
         return found.hexdigest()
 
 
+def _leaves(state: State) -> list[tuple[str, mx.array]]:
+    return cast(Any, tree_flatten(state))
+
+
 def _makers(model: Qwen3TTS) -> Iterator[str]:
     """All that a head's last bit depends on besides its prompt: the weights, how they are multiplied, and where."""
     yield f"{VERSION} {model.precision} {mx.default_device()} {metadata.version('mlx')} {platform.machine()}"
     yield f"{platform.node()} {library()} {os.environ.get('LD_PRELOAD')}"
-    for path in weight_files(model.folder):
+    for path in (*weight_files(model.folder), *weight_files(model.folder / "speech_tokenizer")):
         yield f"{path.name} {path.stat().st_size}"
         with path.open("rb") as file:
             for name, span in sorted(read_header(path)[0].items()):

@@ -269,16 +269,20 @@ class Reader:
 
     def _state_before(self, clone: ClonedVoice | None) -> State:
         """The SpeechDecoder's state before the first frame; behind a reference, whose own frames are not heard."""
+        if clone is None or clone.codes is None:
+            return self._model.speech_decoder.initial_state(1)
+        codes = clone.codes
+        if clone not in self._states:
+            self._states[clone] = self._heads.behind(clone, lambda: self._state_after(codes))
+        return self._states[clone]
+
+    def _state_after(self, codes: np.ndarray) -> State:
         decoder = self._model.speech_decoder
         state = decoder.initial_state(1)
-        if clone is None or clone.codes is None:
-            return state
-        if clone not in self._states:
-            for start in range(0, len(clone.codes), BLOCK_FRAMES):
-                _, state = decoder.step(mx.array(clone.codes[None, start : start + BLOCK_FRAMES]), state)
-                mx.eval(state)  # a block at a time, or the graphs of all of them would be held at once
-            self._states[clone] = state
-        return self._states[clone]
+        for start in range(0, len(codes), BLOCK_FRAMES):
+            _, state = decoder.step(mx.array(codes[None, start : start + BLOCK_FRAMES]), state)
+            mx.eval(state)  # a block at a time, or the graphs of all of them would be held at once
+        return state
 
     def _sound(self, frames: list[Frame], chunk_frames: int, state: Any, number: int) -> tuple[Piece, Any]:
         """The next frames, of which ``number`` is the first, as sound.
