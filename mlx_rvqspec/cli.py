@@ -5,8 +5,6 @@ files, 4 generation, 130 cancelled (SIGINT or SIGTERM), 141 when the reader of a
 """
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -41,6 +39,7 @@ from .commands.passages import (
     runaways,
     show_passages,
 )
+from .commands.process import end, heed_signals, open_closed_streams
 from .commands.serve import serve
 from .commands.shared import (
     CANCELLED,
@@ -240,14 +239,10 @@ def open_outputs(
 def drain(chunks: Iterator[Chunk], writes: list[Write], show: Tell) -> Chunk:
     """The last chunk, after every chunk's audio went to every writer."""
     last = None
-    try:
-        for last in chunks:
-            for write in writes:
-                write(last.audio)
-            show(progress_of(last.stats))
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes at exit
-        raise typer.Exit(PIPE_CLOSED) from None
+    for last in chunks:
+        for write in writes:
+            write(last.audio)
+        show(progress_of(last.stats))
     assert last is not None and last.is_final
     return last
 
@@ -296,13 +291,17 @@ def root(
         print(context.get_help())
 
 
-def main() -> NoReturn:
-    """Run the command line and exit; a fault is one line on stderr."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: a half-written file is removed
+def run() -> int:
+    """Run the command line; its exit code. A fault is one line on stderr."""
     try:
-        sys.exit(app(standalone_mode=False, prog_name="mlx-tts"))
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(CANCELLED)
+        code = app(standalone_mode=False, prog_name="mlx-tts") or 0
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here a full disk or a reader that has gone can still be told
+        return code
+    except typer.Abort:  # a KeyboardInterrupt, in older versions of typer
+        return CANCELLED
+    except BrokenPipeError:
+        return PIPE_CLOSED
     except Fault as error:
         code, fault = error.code, str(error)
     except GenerationError as error:
@@ -315,4 +314,15 @@ def main() -> NoReturn:
         code, fault = USAGE, error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
     line = " ".join(fault.split())
     say(json.dumps({"error": line, "exit_code": code}) if "--json" in sys.argv else f"mlx-tts: {line}")
-    sys.exit(code)
+    return code
+
+
+def main() -> NoReturn:
+    """mlx-tts as a process: ``run``, and an end by signals as designed."""
+    open_closed_streams()
+    heed_signals()
+    try:
+        code = run()
+    except KeyboardInterrupt:
+        code = CANCELLED
+    end(code)

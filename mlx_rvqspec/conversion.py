@@ -9,6 +9,7 @@ from .config import ModelError, read_config, read_json
 from .load import SOURCE_FINGERPRINT, fingerprint, read_talker, weight_files
 from .quantisation import label, quantise
 from .tensor_file import write_tensors
+from .whole_file import unfinished
 
 WEIGHTS = "model.safetensors"
 
@@ -31,14 +32,11 @@ def convert(folder: Path, output: Path, *, bits: int, mixed: bool = False) -> No
     weights, table = quantise(weights, bits, mixed)
     config = read_json(folder / "config.json")
     config |= {"quantization": table, SOURCE_FINGERPRINT: fingerprint(folder)}
-    part = output.with_name(f".{os.getpid()}.{output.name}")
-    try:
+    with unfinished(output.with_name(f".{os.getpid()}.{output.name}")) as part:
         _copy_rest(folder, part)
         (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         write_tensors(part / WEIGHTS, weights, {"format": "mlx"})
         part.rename(output)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _copy_rest(folder: Path, to: Path) -> None:

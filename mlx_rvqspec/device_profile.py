@@ -1,13 +1,15 @@
 """What was measured of a model on this machine: written by ``fit.device``, read by ``load`` and ``mlx-tts info``."""
 
 import json
+from collections.abc import Container
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from .spec_decode.drafter import rows_file
+from .spec_decode.drafter import Drafter, rows_file
 from .whole_file import replacing
 
 CHUNKS = (0, *range(1, 17))  # frames a chunk may have, 0 for none that can be played at once
+FIGURES, MAX_FIGURE = ("gb_per_s", "code_0_ms", "codes_ms"), 1e9  # above it there is damage, not a machine
 SHARE = 0.8  # of real time that making a chunk may take: the rest is for whatever else the machine does
 
 
@@ -40,14 +42,35 @@ def smallest_chunk(code_ms: float, sound_ms: dict[str, float], frame_ms: float) 
 
 def read_profiles(fingerprint: str) -> dict[str, Profile]:
     """Profiles by device of the model whose drafter has this fingerprint; damaged and older ones are left out."""
-    names = {field.name for field in fields(Profile)}
-    found = {}
-    for device, entry in _entries(fingerprint).items():
-        if isinstance(entry, dict) and names <= set(entry):
-            numbers = [entry[name] for name in names if not name.endswith(("round_ms", "sound_ms"))]
-            if all(isinstance(number, (int, float)) for number in numbers) and entry["chunk_frames"] in CHUNKS:
-                found[device] = Profile(**{name: entry[name] for name in names})
-    return found
+    names = [field.name for field in fields(Profile)]
+    entries = _entries(fingerprint).items()
+    return {device: Profile(**{name: entry[name] for name in names}) for device, entry in entries if _is_profile(entry)}
+
+
+def _is_profile(entry: Any) -> bool:
+    """Whether an entry of the file can be believed."""
+    if not isinstance(entry, dict) or not {field.name for field in fields(Profile)} <= set(entry):
+        return False
+    counts, figures = (entry["num_nodes"], entry["chunk_frames"]), [entry[name] for name in FIGURES]
+    return (
+        all(type(count) is int for count in counts)
+        and entry["num_nodes"] > 0
+        and entry["chunk_frames"] in CHUNKS
+        and all(type(figure) in (int, float) and 0 <= figure < MAX_FIGURE for figure in figures)
+    )
+
+
+def rows_for(drafter: Drafter, device: str) -> int:
+    """Rows per round: the size measured to be best on this device where the drafter has it, else its own default."""
+    measured = read_profiles(drafter.fingerprint).get(device)
+    return best_rows(measured, drafter.trees, drafter.facts["num_nodes"])
+
+
+def best_rows(measured: Profile | None, sizes: Container[int], default: int) -> int:
+    """The rows that were measured to be best, if that was done and a drafter with trees of these sizes has them."""
+    if measured and (measured.num_nodes == 1 or measured.num_nodes in sizes):
+        return measured.num_nodes
+    return default
 
 
 def write_profile(fingerprint: str, device: str, profile: Profile) -> None:

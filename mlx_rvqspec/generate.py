@@ -17,7 +17,7 @@ import numpy as np
 
 from .batch import Input, read_batch
 from .cloned_voice import ClonedVoice
-from .device_profile import read_profiles
+from .device_profile import read_profiles, rows_for
 from .encoders import Encoders
 from .feed import Feed, read_feed
 from .guard import POLICIES
@@ -29,7 +29,7 @@ from .passages import PARAGRAPH_PAUSE_S, PASSAGE_S, split, spoken
 from .prompt import TEXT_FEEDS, choose_voice
 from .reading import Chunk, How, Job, Reader
 from .sampling import Sampling, check_seed
-from .spec_decode.drafter import Drafter, device_name, find, rows_for
+from .spec_decode.drafter import Drafter, device_name, find
 from .spec_decode.stats import Stats
 from .text import prepare
 from .utterance import GenerationError

@@ -125,11 +125,10 @@ def test_the_command_prints_a_table_and_writes_the_figures(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     arguments = [TINY, "--quick", "--suite", "scaling", "-o", "b.json", "-q"]
     monkeypatch.setattr("sys.argv", ["mlx-tts", "bench", *map(str, arguments)])
-    with pytest.raises(SystemExit) as done:
-        cli.main()
+    code = cli.run()
     out, err = capsys.readouterr()
     result = json.loads((tmp_path / "b.json").read_text())
-    assert not done.value.code and err == "" and list(result["suites"]) == ["scaling"]
+    assert not code and err == "" and list(result["suites"]) == ["scaling"]
     assert result["environment"]["blas"] and result["model"]["precision"] == "float32"
     assert out.startswith("tiny_customvoice, 0b6 custom_voice, float32") and "| slots cached | 100 |" in out
     batches = result["suites"]["scaling"]["codes_by_batch"]
@@ -147,9 +146,8 @@ def test_what_cannot_be_measured_or_written_is_a_usage_fault(tmp_path, monkeypat
         ([base], "Base model"),
     ):
         monkeypatch.setattr("sys.argv", ["mlx-tts", "bench", *arguments])
-        with pytest.raises(SystemExit) as done:
-            cli.main()
-        assert done.value.code == 2 and message in capsys.readouterr().err
+        code = cli.run()
+        assert code == 2 and message in capsys.readouterr().err
 
 
 @pytest.fixture

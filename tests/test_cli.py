@@ -37,11 +37,10 @@ def run(monkeypatch, capfdbinary, tmp_path):
     def run(*arguments, stdin=b""):
         monkeypatch.setattr(sys, "argv", ["mlx-tts", *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as end:
-            cli.main()
+        code = cli.run()
         sys.stdout.flush()
         out, err = capfdbinary.readouterr()
-        return end.value.code or 0, out, err.decode()
+        return code, out, err.decode()
 
     return run
 

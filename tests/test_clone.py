@@ -319,9 +319,8 @@ def run(tmp_path, monkeypatch, capsys):
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["mlx-tts", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        return exit.value.code or 0, *capsys.readouterr()
+        code = cli.run()
+        return code, *capsys.readouterr()
 
     return run
 

@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from conftest import ROOT, TINY
+from test_cli import run  # noqa: F401  a fixture
 from test_rounds_speech import random_drafter
 
 from mlx_rvqspec import cli
@@ -69,9 +70,19 @@ def test_the_engine_hands_out_the_chunks_that_were_measured(capsys, monkeypatch)
     chunks = list(engine.stream("Hello.", speaker="ryan", seed=1, sampling=sampling))
     assert [len(chunk.codes) for chunk in chunks] == [8, 1]
     monkeypatch.setattr("sys.argv", ["mlx-tts", "info", "--model", str(TINY)])
-    with pytest.raises(SystemExit):
-        cli.main()
+    cli.run()
     assert "uncompiled mlx" in (out := capsys.readouterr().out) and "4 rows a round, 23.0 ms" in out
+
+
+@pytest.mark.parametrize("change", [{"num_nodes": 7}, {"codes_ms": "15"}, {"gb_per_s": 1e10}, {"num_nodes": True}])
+def test_info_and_load_believe_the_same_of_what_is_kept(run, change):  # noqa: F811
+    drafter = replace(random_drafter(Form(3, 1, 2, 4, 4, "noise")), fingerprint=fingerprint(TINY))
+    save(drafter, cache_folder() / drafter.fingerprint / FILE)
+    name = device_name("mlx.core.float32", False)
+    rows_file(drafter.fingerprint).write_text(json.dumps({name: asdict(PROFILE) | change}))
+    engine = load(TINY)
+    assert engine.num_nodes == drafter.facts["num_nodes"] != PROFILE.num_nodes
+    assert f"speculative, {engine.num_nodes} rows" in json.loads(run("info", "--model", TINY, "--json")[1])["decoding"]
 
 
 def test_a_profile_holds_what_was_measured(monkeypatch):
@@ -86,7 +97,7 @@ def test_a_profile_holds_what_was_measured(monkeypatch):
 def test_without_a_compiler_it_speaks_uncompiled_with_one_warning(tmp_path):
     (tmp_path / "bin").mkdir()
     program = f"""
-from dataclasses import replace
+from dataclasses import asdict, replace
 import mlx_rvqspec as tts
 engines = [tts.load({str(TINY)!r}, compile=compile) for compile in (True, True, False)]
 sampling = replace(engines[0].sampling, max_frames=3)

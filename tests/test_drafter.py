@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from functools import cache
 
 import mlx.core as mx
@@ -10,6 +11,7 @@ import pytest
 from conftest import TINY
 
 from mlx_rvqspec.config import ModelError
+from mlx_rvqspec.device_profile import rows_for
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.model import Qwen3TTS
 from mlx_rvqspec.sampling import Choice
@@ -172,13 +174,17 @@ def test_rows_are_the_measured_ones_or_the_default(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("sys.platform", "linux")
     drafter, device = random_drafter(PAPER), drafters.device_name(str(mx.float32), True)
-    assert drafters.rows_for(drafter, device) == 8
+    assert rows_for(drafter, device) == 8
     path = drafters.rows_file(drafter.fingerprint)
     path.parent.mkdir(parents=True)
-    for text in ("", "[]", json.dumps({device: {"num_nodes": 7}})):  # damaged, or of a drafter with other trees
+    measured = {"gb_per_s": 40.0, "code_0_ms": 8.0, "codes_ms": 15, "round_ms": {}, "sound_ms": {}, "chunk_frames": 4}
+    other_trees, too_old = measured | {"num_nodes": 7}, {"num_nodes": 1}
+    odd = [measured | {"num_nodes": 1} | change for change in ({"codes_ms": 10**400}, {"gb_per_s": math.nan})]
+    odd += [measured | {"num_nodes": number} for number in (1.0, True, 0, None)]
+    for text in ("", "[]", *(json.dumps({device: entry}) for entry in (other_trees, too_old, *odd))):
         path.write_text(text)
-        assert drafters.rows_for(drafter, device) == 8
+        assert rows_for(drafter, device) == 8
     drafter = dataclasses.replace(drafter, trees={**drafter.trees, 1: (Tree(()), Tree(()))})
-    path.write_text(json.dumps({device: {"num_nodes": 1}}))
-    assert drafters.rows_for(drafter, device) == 1
-    assert drafters.rows_for(drafter, drafters.device_name(str(mx.float32), False)) == 8
+    path.write_text(json.dumps({device: measured | {"num_nodes": 1}}))
+    assert rows_for(drafter, device) == 1
+    assert rows_for(drafter, drafters.device_name(str(mx.float32), False)) == 8

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT, TINY
 
 from mlx_rvqspec import cli
-from mlx_rvqspec.device_profile import write_profile
+from mlx_rvqspec.device_profile import rows_for, write_profile
 from mlx_rvqspec.fit import collect, device, grow_tree, offsets, run
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.model import Qwen3TTS
@@ -176,12 +176,12 @@ def test_a_device_where_speculation_loses_decodes_plainly(tmp_path, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("sys.platform", "linux")
     drafter = replace(fitted(), facts={"num_nodes": 8})
-    assert drafters.rows_for(drafter, "a") == drafters.rows_for(drafter, "b") == 8
+    assert rows_for(drafter, "a") == rows_for(drafter, "b") == 8
     slow = [device.Cost(1, 1.0, 0.010), device.Cost(8, 3.0, 0.031)]
     fast = [device.Cost(1, 1.0, 0.010), device.Cost(4, 2.5, 0.012), device.Cost(8, 3.0, 0.016)]
     for name, costs in (("a", slow), ("b", fast)):
         write_profile(drafter.fingerprint, name, device.profile_of(model(), costs, 1.0, {"1": 1.0}))
-    assert drafters.rows_for(drafter, "a") == 1 and drafters.rows_for(drafter, "b") == 4
+    assert rows_for(drafter, "a") == 1 and rows_for(drafter, "b") == 4
 
 
 def test_every_size_is_measured():
@@ -219,9 +219,8 @@ def fit_command(monkeypatch, capsys, *arguments) -> tuple:
     monkeypatch.setattr(device, "measure_others", lambda *_: (1.0, {"1": 1.0}))
     monkeypatch.setattr(device, "peak_gb_per_s", lambda: 1.0)
     monkeypatch.setattr("sys.argv", ["mlx-tts", "fit", *map(str, arguments)])
-    with pytest.raises(SystemExit) as exit:
-        cli.main()
-    return exit.value.code or 0, *capsys.readouterr()
+    code = cli.run()
+    return code, *capsys.readouterr()
 
 
 def test_the_command_makes_a_drafter_that_speak_finds(tmp_path, monkeypatch, capsys):

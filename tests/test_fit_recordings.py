@@ -93,9 +93,8 @@ def fit(tmp_path, monkeypatch, capsys):
 
     def fit(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["mlx-tts", "fit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        return exit.value.code or 0, *capsys.readouterr()
+        code = cli.run()
+        return code, *capsys.readouterr()
 
     return fit
 

@@ -237,9 +237,8 @@ def test_a_copy_of_the_built_in_voice_speaks_with_the_drafter_of_its_source(tmp_
     source = load_model()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["mlx-tts", "convert", "-q", "6", "--mixed", "-o", "six"])
-    with pytest.raises(SystemExit) as done:
-        cli.main()
-    assert not done.value.code
+    code = cli.run()
+    assert not code
     model = load_model("six")
     assert model.source_fingerprint == source.fingerprint != model.fingerprint
     assert drafters.find(Path("six"), model.multi_code_decoder, model.fingerprints, None)
@@ -259,11 +258,9 @@ def test_few_bits_are_remarked_on(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for arguments, remark in ((["-q", "4"], True), (["-q", "4", "--mixed"], False), (["-q", "8"], False)):
         monkeypatch.setattr("sys.argv", ["mlx-tts", "convert", str(TINY), *arguments, "-o", "".join(arguments)])
-        with pytest.raises(SystemExit) as done:
-            cli.main()
+        code = cli.run()
         out, err = capsys.readouterr()
-        assert not done.value.code and out.strip() == "".join(arguments) and ("4 bits" in err) == remark
+        assert not code and out.strip() == "".join(arguments) and ("4 bits" in err) == remark
     monkeypatch.setattr("sys.argv", ["mlx-tts", "convert", str(TINY), "-q", "5", "-o", "five"])
-    with pytest.raises(SystemExit) as done:
-        cli.main()
-    assert done.value.code == 2 and "expected 8, 6, 4" in capsys.readouterr().err
+    code = cli.run()
+    assert code == 2 and "expected 8, 6, 4" in capsys.readouterr().err

@@ -7,10 +7,11 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..device_profile import rows_for
 from ..generate import Engine
 from ..load import load_model
 from ..owner import owner
-from ..spec_decode.drafter import device_name, find, rows_for
+from ..spec_decode.drafter import device_name, find
 from .frame import WRAPS, Plan, frame_suite, spoken_frames
 from .harness import environment
 from .scaling import scaling_suite

@@ -2,9 +2,9 @@
 
 import json
 import re
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from glob import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -157,7 +157,7 @@ def make(
 ) -> None:
     """Speak a group of rows and write the files of those in ``todo``; counts them."""
     for row in todo:
-        for left_over in record.folder.glob(f"{row.file}.*.part"):  # of a run that was killed
+        for left_over in record.folder.glob(f"{escape(row.file)}.*.part"):  # of a run that was killed
             left_over.unlink(missing_ok=True)
     inputs = [Input(row.text, row.speaker, row.voice, row.language, row.instruct, row.seed) for row in members]
     for row, speech in zip(members, engine.speak_batch(inputs, **options)):
@@ -182,7 +182,6 @@ def summary(counts: Counts, output: Path, as_json: bool, tell: Tell) -> None:
     if as_json:
         print(json.dumps(asdict(counts) | {"output": str(output)}))
     tell(f"{output}: {counts.made} files made, {counts.kept} there before, {counts.failed} failed")
-    sys.stdout.flush()
     if counts.failed or counts.runaways:
         raise Fault(
             GENERATION, f"{counts.failed} of {counts.rows} rows failed, {counts.runaways} did not end by themselves"

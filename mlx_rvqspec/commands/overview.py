@@ -1,8 +1,13 @@
-"""mlx-tts --help: what there is on one screen, with examples to start from."""
+"""The commands of mlx-tts as a whole: --help on one screen with examples to start from; ends that typer gets wrong."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import typer
 from typer.core import TyperGroup
+
+from .shared import CANCELLED, PIPE_CLOSED
 
 EXAMPLES = (
     ('mlx-tts speak "Hello." -o hello.wav', "into a file"),
@@ -12,8 +17,29 @@ EXAMPLES = (
 NUM_COLUMNS = 79
 
 
+@contextmanager
+def right_ends() -> Iterator[None]:
+    """Give what typer would end in a way of its own the exit codes that are ours."""
+    try:
+        yield
+    except KeyboardInterrupt:  # older versions of typer print an empty line
+        raise typer.Exit(CANCELLED) from None
+    except BrokenPipeError:  # exit code 1, says typer
+        raise typer.Exit(PIPE_CLOSED) from None
+    except EOFError as error:  # for typer the user pressed Ctrl-D at a prompt, of which there is none
+        raise OSError(f"a file ends too early: {error}") from error
+
+
 class Overview(TyperGroup):
     """The commands with a line each; their own --help has the panels."""
+
+    def make_context(self, *args: Any, **more: Any) -> Any:  # where the command line is read and --help printed
+        with right_ends():
+            return super().make_context(*args, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        with right_ends():
+            return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         lines = ["Usage: mlx-tts COMMAND [OPTIONS]", "", "Text to speech with Qwen3-TTS on MLX.", ""]

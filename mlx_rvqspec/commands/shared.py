@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -44,7 +44,8 @@ def check_new(path: Path, force: bool) -> None:
 
 
 def say(message: str) -> None:
-    print(message, file=sys.stderr)
+    with suppress(OSError):  # a full disk or a closed pipe behind stderr is no reason to stop speaking
+        print(message, file=sys.stderr)
 
 
 def silent(message: str) -> None:

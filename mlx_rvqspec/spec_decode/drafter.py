@@ -29,6 +29,7 @@ from ..config import ModelError
 from ..multi_code_decoder import MultiCodeDecoder
 from ..sampling import keep_likely
 from ..tensor_file import read_tensors, write_tensors
+from ..whole_file import unfinished
 from .tree import Tree
 
 VERSION = 1
@@ -189,12 +190,9 @@ def save(drafter: Drafter, path: Path) -> None:
         "facts": dict(drafter.facts),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{os.getpid()}.{path.name}")  # mx.save_safetensors insists on the suffix
-    try:
+    with unfinished(path.with_name(f".{os.getpid()}.{path.name}")) as part:  # mx.save_safetensors insists on the suffix
         write_tensors(part, dict(drafter.weights), {"drafter": json.dumps(about)})
         os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def load(path: Path, decoder: MultiCodeDecoder, fingerprints: tuple[str, ...]) -> Drafter:
@@ -292,14 +290,3 @@ def device_name(precision: str, compiled: bool) -> str:
     """What the time of a round depends on, besides the model; precision: see ``Qwen3TTS.precision``."""
     device, how = mx.default_device(), "compiled" if compiled else "uncompiled"
     return f"{platform.machine()} {device} {precision} {how} mlx {metadata.version('mlx')}"
-
-
-def rows_for(drafter: Drafter, device: str) -> int:
-    """Rows per round: the size measured to be best on this device, else the drafter's own default."""
-    try:
-        num_nodes = json.loads(rows_file(drafter.fingerprint).read_text())[device]["num_nodes"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # not measured, or damaged: only a cache
-        num_nodes = None
-    if isinstance(num_nodes, int) and num_nodes in (1, *drafter.trees):
-        return num_nodes
-    return drafter.facts["num_nodes"]
