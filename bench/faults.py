@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -71,14 +72,17 @@ def one_signal(number: int, delay_s: float) -> str:
 
 
 def sweep(num_signals: int, jobs: int) -> dict[str, Any]:
-    """What runs left that got a signal at a random moment."""
+    """What runs left that got a signal at a random moment of the time that one takes here, or just after."""
     generator, found = np.random.default_rng(0), {}
     with ThreadPoolExecutor(jobs) as pool:
+        begin = time.perf_counter()
+        list(pool.map(one_signal, [0] * jobs, [0.0] * jobs))  # undisturbed: 0 is no signal
+        longest_s = 1.2 * (time.perf_counter() - begin)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-            delays = generator.uniform(0, 4, num_signals)
+            delays = generator.uniform(0, longest_s, num_signals)
             left = Counter(pool.map(one_signal, [number] * num_signals, delays))
             found[number.name] = {"runs": num_signals, "half_files": 0, **left}
-    return found
+    return {"longest_delay_s": longest_s, **found}
 
 
 def main() -> None:
