@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from .names import nearest
 from .whole_file import replacing
 
 # Name, which is also the file suffix -> container and encoding of libsndfile; None is written here.
@@ -44,7 +45,7 @@ def choose_format(target: str, format: str | None = None) -> str:
     """
     known = ", ".join(FORMATS)
     if format is not None and format not in FORMATS:
-        raise ValueError(f"unknown format {format!r}; choose one of {known}")
+        raise ValueError(f"unknown format {format!r}; choose one of {known}{nearest(format, FORMATS)}")
     if target == "-":
         if format not in (None, *PIPE_FORMATS):
             raise ValueError(f"{format} cannot be piped; pipe wav or pcm, or write a file")
@@ -53,7 +54,8 @@ def choose_format(target: str, format: str | None = None) -> str:
     if suffix in FORMATS and format not in (None, suffix):
         raise ValueError(f"the name {target!r} says {suffix}, the format asked for is {format}; drop one")
     if suffix not in FORMATS and format is None:
-        raise ValueError(f"the name {target!r} ends in no known format; end it in one of {known}, or say which")
+        near = nearest(suffix, FORMATS)
+        raise ValueError(f"the name {target!r} ends in no known format; end it in one of {known}, or say which{near}")
     return format or suffix
 
 

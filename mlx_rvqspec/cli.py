@@ -5,6 +5,7 @@ files, 4 generation, 130 cancelled (SIGINT or SIGTERM), 141 when the reader of a
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -62,9 +63,10 @@ from .commands.shared import (
 )
 from .commands.voices import app as voices_app
 from .config import ModelError, read_config
-from .generate import choose_seed, load
+from .generate import MAX_CHUNK_FRAMES, choose_seed, load
 from .load import fingerprints, resolve
-from .passages import PASSAGE_S
+from .names import nearest_path
+from .passages import PASSAGE_S, check_pauses
 from .prompt import choose_voice
 from .reading import Chunk
 from .report.record import Recorder
@@ -88,7 +90,8 @@ Report = Annotated[
     Path | None, option("Output", "Folder for pictures of the run: report.html, codes.npz.", "--report", metavar="DIR")
 ]
 ChunkFrames = Annotated[
-    int | None, option("Output", "Frames of 80 ms handed out at a time; else as measured.", min=1, metavar="N")
+    int | None,
+    option("Output", "Frames of 80 ms in a chunk; else as measured.", min=1, max=MAX_CHUNK_FRAMES, metavar="N"),
 ]
 Speaker = Annotated[str | None, option("Voice", "Who speaks: see mlx-tts voices.", metavar="NAME")]
 VoiceFile = Annotated[str | None, option("Voice", "Cloned voice, from mlx-tts voices make.", "--voice", metavar="FILE")]
@@ -165,6 +168,7 @@ def speak(
         format = check_output(output, format, force)
         if pictures:
             check_folder(pictures, force)
+        check_pauses(**pauses)
         words = read(text, file)
         words = prepare(clean_text(words) if clean else words)
         Sampling(**settings)
@@ -204,6 +208,8 @@ def check_output(output: str | None, format: str | None, force: bool) -> str:
         if sys.stdout is None or sys.stdout.isatty():
             raise ValueError("stdout is a terminal or closed; pipe it into a program, or name a file with -o")
     elif output is not None:
+        if output.endswith("/"):
+            raise ValueError(f"{output} names a folder; name a file with -o")
         check_new(Path(output), force)
     return choose_format(output or f"speech.{format or 'wav'}", format)
 
@@ -306,6 +312,9 @@ def run() -> int:
         code, fault = error.code, str(error)
     except GenerationError as error:
         code, fault = GENERATION, str(error)
+    except FileNotFoundError as error:
+        path = Path(os.fsdecode(error.filename)) if error.filename else None
+        code, fault = FILES, f"{path} does not exist{nearest_path(path)}" if path else str(error)
     except (ModelError, OSError) as error:
         code, fault = FILES, str(error)
     except Exception as error:

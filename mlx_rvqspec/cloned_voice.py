@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from .config import ModelConfig, ModelError
+from .names import nearest_path
 from .tensor_file import Span, read_header
 from .whole_file import replacing
 
@@ -74,7 +75,9 @@ class ClonedVoice:
         """The voice in a file. Raises ModelError for one that is missing, damaged or of another version."""
         path = Path(path)
         if not path.is_file():
-            raise ModelError(f"there is no voice file {path}; mlx-tts voices make makes one from a recording")
+            raise ModelError(
+                f"there is no voice file {path}; mlx-tts voices make makes one from a recording{nearest_path(path)}"
+            )
         try:
             spans, texts = read_header(path, remedy=REMEDY)
             about = json.loads(texts["voice"])

@@ -67,22 +67,25 @@ def _fits(value: Any, hint: Any, least: int, most: int) -> bool:
     return isinstance(value, hint)
 
 
+AGAIN = "download it again, or mend what came from the hub with mlx-tts download --repair"
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; ModelError naming the file when it is not one."""
     try:
         if path.exists() and not path.is_file():
             raise ModelError(f"{path} is no file; expected a complete Qwen3-TTS folder")
         if path.stat().st_size > MAX_JSON_BYTES:
-            raise ModelError(f"{path} has {path.stat().st_size} bytes, too many for its kind; download it again")
+            raise ModelError(f"{path} has {path.stat().st_size} bytes, too many for its kind; {AGAIN}")
         data = json.loads(path.read_text(encoding="utf-8"))
     except ModelError:
         raise
     except FileNotFoundError:
-        raise ModelError(f"{path} is missing; expected a complete Qwen3-TTS folder") from None
+        raise ModelError(f"{path} is missing; expected a complete Qwen3-TTS folder; {AGAIN}") from None
     except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, an endless number
-        raise ModelError(f"{path} cannot be read as JSON ({error}); download it again") from None
+        raise ModelError(f"{path} cannot be read as JSON ({error}); {AGAIN}") from None
     if not isinstance(data, dict):
-        raise ModelError(f"{path} holds {type(data).__name__}, expected a JSON object; download it again")
+        raise ModelError(f"{path} holds {type(data).__name__}, expected a JSON object; {AGAIN}")
     return data
 
 

@@ -25,7 +25,7 @@ from .heads import choose_place
 from .load import load_model, resolve
 from .model import Qwen3TTS
 from .owner import owner
-from .passages import PARAGRAPH_PAUSE_S, PASSAGE_S, split, spoken
+from .passages import PARAGRAPH_PAUSE_S, PASSAGE_S, check_pauses, split, spoken
 from .prompt import TEXT_FEEDS, choose_voice
 from .reading import Chunk, How, Job, Reader
 from .sampling import Sampling, check_seed
@@ -41,6 +41,7 @@ DOES_NOT_PAY = "speculation was measured on this device and does not pay"
 COMPILER = "g++"  # what MLX runs to compile kernels for the CPU
 CHUNK_FRAMES = 4  # where nothing was measured: 0.32 s
 BATCH_SIZE = 8
+MAX_CHUNK_FRAMES = 750  # a minute
 SPEAK_CHUNK_FRAMES = 16  # speak() has no listener to hurry for; larger chunks cost memory and save little
 
 
@@ -225,15 +226,13 @@ class Engine:
         """These options, with the model's own where None. Raises ValueError for one that cannot be."""
         if on_runaway not in POLICIES:
             raise ValueError(f"on_runaway is {on_runaway!r}; expected one of {', '.join(POLICIES)}")
-        if not (passage_s >= 1 and 0 <= paragraph_pause_s < float("inf")):
-            given = f"passage_s is {passage_s}, paragraph_pause_s is {paragraph_pause_s}"
-            raise ValueError(f"{given}; expected 1 or more, and 0 or more")
+        check_pauses(passage_s, paragraph_pause_s)
         feed = text_feed or self.text_feed
         if feed not in TEXT_FEEDS:
             raise ValueError(f"text_feed is {text_feed!r}; expected one of {', '.join(TEXT_FEEDS)}")
         chunk_frames = self.chunk_frames if chunk_frames is None else chunk_frames
-        if chunk_frames < 1:
-            raise ValueError(f"chunk_frames is {chunk_frames}; expected 1 or more")
+        if not 1 <= chunk_frames <= MAX_CHUNK_FRAMES:  # the last chunk is computed in full, however short
+            raise ValueError(f"chunk_frames is {chunk_frames}; expected 1 to {MAX_CHUNK_FRAMES}")
         settings = sampling or self.sampling
         return How(self._choose_decode(decode), settings, feed, chunk_frames, passage_s, paragraph_pause_s, on_runaway)
 
@@ -335,7 +334,7 @@ class Engine:
 
         def run() -> tuple[np.ndarray, Any]:
             audio, after = self._model.speech_decoder.step(mx.array(codes[None].astype(np.int32)), state)
-            mx.eval(after)
+            mx.eval(after)  # waits, as the next line does: the caller wants samples now
             return np.array(audio[0]), after
 
         return owner().run(run)

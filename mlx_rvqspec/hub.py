@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from .config import ModelError
+from .names import PUBLISHED, nearest
 
 FILES = ["*.json", "*.txt", "*.safetensors", "speech_tokenizer/*"]
 
@@ -38,7 +39,8 @@ def fetch(repo: str) -> Path:
         return Path(snapshot_download(repo, allow_patterns=FILES))
     except Exception as error:  # as above
         reason = str(error).strip().split("\n")[0] or type(error).__name__
+        near = "" if repo in PUBLISHED else nearest(repo, PUBLISHED)
         raise ModelError(
             f"{repo} is not complete in the local cache and cannot be downloaded ({reason}); "
-            f"where there is a network run: mlx-tts download {repo}"
+            f"where there is a network run: mlx-tts download {repo}{near}"
         ) from None

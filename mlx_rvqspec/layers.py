@@ -172,6 +172,7 @@ def lay_out(module: nn.Module) -> None:
     for part in sorted(module.modules(), key=lambda part: len(part.children())):  # what holds others comes last
         if hasattr(part, "lay_out"):
             part.lay_out()
+            # once, when the model is loaded: a part at a time
             mx.eval([value for _, value in tree_flatten(part) if isinstance(value, mx.array)])
 
 

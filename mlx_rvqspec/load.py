@@ -5,6 +5,7 @@ error that names the file, the reason and the remedy.
 """
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .code_decoder import CodeDecoder
-from .config import ModelConfig, ModelError, read_config, read_json
+from .config import AGAIN, ModelConfig, ModelError, read_config, read_json
 from .hub import cached, fetch, is_id
 from .layers import lay_out
 from .model import Qwen3TTS
 from .multi_code_decoder import MultiCodeDecoder, stack_codebooks
+from .names import PUBLISHED, nearest, nearest_path
 from .quantisation import adapt, check_packing, label, level, quantise, table_of
 from .sampling import frame_limit, sampling_defaults
 from .speech_decoder.decoder import SpeechDecoder
@@ -50,13 +52,14 @@ def resolve(model: str | Path | None) -> Path:
     """
     if model is None:
         return embedded_folder()
-    folder = Path(model).expanduser()
+    folder = Path(os.path.expanduser(model))  # unlike Path's, it leaves alone what names no user
     if folder.is_dir():
         return folder
     if folder.exists():
         raise ModelError(f"{model} is a file; expected a model folder with config.json in it")
     if not is_id(str(model)):
-        raise ModelError(f"{model} is neither a folder nor a hub id such as Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice")
+        near = nearest_path(folder) or nearest(str(model), PUBLISHED)
+        raise ModelError(f"{model} is neither a folder nor a hub id such as {PUBLISHED[1]}{near}")
     return _from_hub(str(model))
 
 
@@ -85,7 +88,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / "model.safetensors"]
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(n, str) for n in names.values()):
-        raise ModelError(f"{index}: weight_map is missing or not a table of file names; download it again")
+        raise ModelError(f"{index}: weight_map is missing or not a table of file names; {AGAIN}")
     if any(Path(name).name != name or "\0" in name for name in names.values()):
         raise ModelError(f"{index}: weight_map names a file outside its folder; refusing to follow it")
     return [folder / name for name in sorted(set(names.values()))]
@@ -138,7 +141,7 @@ def _fill(module: nn.Module, weights: dict[str, mx.array], dtype: mx.Dtype, wher
         raise ModelError(f"{where}: {message if len(message) < 300 else message[:300] + '...'}") from None
     module.eval()
     lay_out(module)
-    mx.eval(module.parameters())
+    mx.eval(module.parameters())  # a part at a time, or stored and converted tensors of all would be held at once
 
 
 def _under(weights: dict[str, mx.array], prefix: str) -> dict[str, mx.array]:
@@ -173,7 +176,7 @@ def load_model(
     try:
         sampling, max_frames = sampling_defaults(defaults), frame_limit(defaults)
     except (ArithmeticError, TypeError, ValueError) as error:
-        raise ModelError(f"{folder / 'generation_config.json'}: {error}; download it again") from None
+        raise ModelError(f"{folder / 'generation_config.json'}: {error}; {AGAIN}") from None
     weights, table = read_talker(folder)
     if wanted:
         if table:

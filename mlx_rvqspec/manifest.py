@@ -9,10 +9,10 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from .names import nearest
 from .sampling import check_seed
 
 NAME = "manifest"
@@ -64,8 +64,7 @@ def read_rows(lines: Iterable[str], suffix: str, defaults: dict[str, Any]) -> li
 
 def _check(name: str, value: Any, known: dict[str, Any]) -> None:
     if name not in known:
-        near = get_close_matches(name, known, 1)
-        raise ValueError(f"unknown key {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"known: {[*known]}"))
+        raise ValueError(f"unknown key {name!r}; known are {', '.join(known)}{nearest(name, known)}")
     if name == "seed":
         check_seed(value)
     elif not (isinstance(value, str) or value is None and "None" in str(known[name])):

@@ -15,6 +15,7 @@ from .text import longest_s, speakable
 
 PASSAGE_S = 15.0
 PARAGRAPH_PAUSE_S = 0.6
+MAX_PAUSE_S = 600.0  # silence takes memory as sound does
 SENTENCE_PAUSE_S = 0.2  # after a passage that ends a sentence but no paragraph; the model pauses by itself too
 WRAPPED = 50  # characters: a line as long as this that ends in the middle of a sentence was wrapped to fit a page
 CLOSERS = r"[\"'”’“»›)\]）］】」』》〉]*"
@@ -51,6 +52,13 @@ class Passage:
 def ordinary_s(text: str) -> float:
     """Seconds that reading the text takes, roughly: a third of the longest reading."""
     return sum(map(longest_s, text)) / 3
+
+
+def check_pauses(passage_s: float, paragraph_pause_s: float) -> None:
+    """Raises ValueError for options of ``split`` that cannot be."""
+    if not (passage_s >= 1 and 0 <= paragraph_pause_s <= MAX_PAUSE_S):
+        given = f"passage_s is {passage_s}, paragraph_pause_s is {paragraph_pause_s}"
+        raise ValueError(f"{given}; expected 1 or more, and 0 to {MAX_PAUSE_S:.0f}")
 
 
 def split(

@@ -5,9 +5,7 @@ embedding, most of them plus the embedding of a code, of a control id or of a cl
 against config.json alone, before any weights are loaded.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 import mlx.core as mx
 from tokenizers import Tokenizer
@@ -15,6 +13,7 @@ from tokenizers import Tokenizer
 from .cloned_voice import ClonedVoice
 from .config import ModelConfig
 from .model import Qwen3TTS
+from .names import nearest
 from .tokenizer import END, NUM_END_TOKENS, NUM_ROLE_TOKENS, ROLE
 
 NUM_REFERENCE_END_TOKENS = 2  # <|im_end|> \n
@@ -125,7 +124,7 @@ def _choose_speaker(config: ModelConfig, speaker: str | None, clone: ClonedVoice
     wanted = speaker.strip().lower().replace(" ", "_").replace("-", "_")
     if wanted in names:
         return wanted
-    raise ValueError(f"unknown speaker {speaker!r}; this model has {', '.join(names)}{_nearest(wanted, names)}")
+    raise ValueError(f"unknown speaker {speaker!r}; this model has {', '.join(names)}{nearest(wanted, names)}")
 
 
 def _choose_language(config: ModelConfig, language: str) -> str:
@@ -137,13 +136,8 @@ def _choose_language(config: ModelConfig, language: str) -> str:
     if speakers:
         raise ValueError(f"{wanted} is no language to choose: it is what {speakers[0]} speaks in chinese or auto")
     names = ("auto", *config.languages)
-    hint = _nearest(wanted, names)
+    hint = nearest(wanted, names)
     raise ValueError(f"unknown language {language!r}; expected {', '.join(names)}, or a code such as en-US{hint}")
-
-
-def _nearest(wanted: str, names: Sequence[str]) -> str:
-    near = get_close_matches(wanted, names, 1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def build_prompt(config: ModelConfig, tokenizer: Tokenizer, text: str, voice: Voice, text_feed: str) -> Prompt:

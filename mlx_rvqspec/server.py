@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from .audio import FORMATS, Write, encoder, finish_wav, pipe_writer
 from .generate import Engine, choose_seed
+from .names import nearest
 from .reading import Chunk
 from .utterance import GenerationError
 
@@ -183,7 +184,7 @@ class Server:
     def _check(self, asked: dict[str, Any]) -> dict[str, Any]:
         """The request with a seed, or the error that says what is wrong with it."""
         for name in asked.keys() - KNOWN:
-            raise refusal(400, f"unknown parameter {name!r}", name)
+            raise refusal(400, f"unknown parameter {name!r}{nearest(name, KNOWN)}", name)
         asked = {name: value for name, value in asked.items() if value is not None}
         for name in asked.keys() - {"speed", "seed", "stream"}:
             if not isinstance(asked[name], str):
@@ -200,7 +201,11 @@ class Server:
         format = asked.get("response_format", DEFAULT_FORMAT)
         if format not in CONTENT_TYPES:
             known = ", ".join(CONTENT_TYPES)
-            raise refusal(400, f"response_format is {format!r}; expected one of {known}", "response_format")
+            raise refusal(
+                400,
+                f"response_format is {format!r}; expected one of {known}{nearest(format, CONTENT_TYPES)}",
+                "response_format",
+            )
         if asked.get("speed", 1) != 1:
             raise refusal(400, "speed is fixed at 1: this model has no control for it", "speed")
         if asked.get("stream_format", "audio") != "audio":

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from .config import ModelError
+from .config import AGAIN, ModelError
 
 MAX_HEADER_BYTES = 100 << 20  # the format's own limit
 MAX_DIMENSION = 2**31 - 1  # MLX counts in 32 bits
@@ -16,7 +16,6 @@ NUM_BYTES = {
     **{"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2},
     **{"U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8},
 }
-AGAIN = "download it again"
 
 
 class Span(NamedTuple):

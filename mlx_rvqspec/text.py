@@ -1,8 +1,10 @@
 """Which text can be spoken, and a cleaner for text that was written for the eye."""
 
 import re
+from typing import BinaryIO
 from unicodedata import category
 
+MAX_BYTES = 64 << 20  # of a text: the longest novel has 10 MB
 URL = re.compile(r"<?(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?)\]}'\"]>?")
 LINK = re.compile(r"!?\[([^\[\]]*)\]\([^()\s]*(?: \"[^\"]*\")?\)")  # [words](address), ![words](address)
 FENCE = re.compile(r"\s*(?:```|~~~)")
@@ -36,6 +38,14 @@ def longest_s(character: str) -> float:
     if kind in ("Ll", "Lu", "Lt", "Lm", "Mn", "Mc"):
         return 0.2
     return 0.8 if kind[0] in "LNS" else 0.3
+
+
+def read_bytes(file: BinaryIO) -> bytes:
+    """All that is in the file. Raises ValueError where that has no end, as in /dev/zero, or is no text by its size."""
+    data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"the text has more than {MAX_BYTES >> 20} MB; give it in parts")
+    return data
 
 
 def prepare(text: str) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from .config import ModelConfig, ModelError, read_json
+from .config import AGAIN, ModelConfig, ModelError, read_json
 
 # Qwen2's split rule (transformers, tokenization_qwen2.py); upstream's Mistral patch is left out on purpose, it
 # depends on how the model was loaded (ARCHITECTURE, trap 1).
@@ -26,6 +26,8 @@ def load_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
     for number, name in (*((number, name) for name, number in vocabulary.items()), *added):
         if not 0 <= number < num_ids:
             raise ModelError(f"{folder}: token {name!r:.60} has id {number}, the model's table {num_ids} rows")
+    if not (folder / "merges.txt").is_file():  # nor a pipe, on which reading would wait for ever
+        raise ModelError(f"{folder / 'merges.txt'} is missing; {AGAIN}")
     try:
         tokenizer = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
     except Exception as error:  # tokenizers raises bare Exception
@@ -39,7 +41,7 @@ def load_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
         tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True)])
         if tokenizer.token_to_id(name) != number:
             where = folder / "tokenizer_config.json"
-            raise ModelError(f"{where}: token {name!r:.60} should have id {number}; download it again")
+            raise ModelError(f"{where}: token {name!r:.60} should have id {number}; {AGAIN}")
     _check(tokenizer, folder, config)
     return tokenizer
 
@@ -48,9 +50,9 @@ def _read_ids(folder: Path) -> tuple[dict[str, int], list[tuple[int, str]]]:
     """The vocabulary by token, and the added tokens in the order of their ids."""
     vocabulary, where = read_json(folder / "vocab.json"), folder / "tokenizer_config.json"
     if not all(type(number) is int for number in vocabulary.values()):
-        raise ModelError(f"{folder / 'vocab.json'} is not a table of ids; download it again")
+        raise ModelError(f"{folder / 'vocab.json'} is not a table of ids; {AGAIN}")
     if missing := set(pre_tokenizers.ByteLevel.alphabet()) - vocabulary.keys():
-        raise ModelError(f"{folder / 'vocab.json'} lacks the token {min(missing)!r} for a byte; download it again")
+        raise ModelError(f"{folder / 'vocab.json'} lacks the token {min(missing)!r} for a byte; {AGAIN}")
     try:
         added = sorted(
             (int(number), token["content"]) for number, token in read_json(where)["added_tokens_decoder"].items()
@@ -69,4 +71,4 @@ def _check(tokenizer: Tokenizer, folder: Path, config: ModelConfig) -> None:
     role, end, whole = (tokenizer.encode(text).ids for text in (ROLE, END, f"{ROLE}a{END}"))
     right = len(role) == NUM_ROLE_TOKENS and len(end) == NUM_END_TOKENS and whole == [*role, *whole[3:-5], *end]
     if not right or len(whole) <= len(role) + len(end) or role[0] != config.im_start_token_id:
-        raise ModelError(f"{folder}: the tokenizer does not know this model's prompt ({ROLE!r}); download it again")
+        raise ModelError(f"{folder}: the tokenizer does not know this model's prompt ({ROLE!r}); {AGAIN}")

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+MAX_STEM_BYTES = 230  # names may have 255, and it gets a longer one first
+
 _unfinished: set[Path] = set()
 
 
@@ -36,8 +38,13 @@ def _remove(part: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the name `path` when the block ends, and vanishes if that is by an exception."""
-    with unfinished(path.with_name(f"{path.name}.{os.getpid()}.part")) as part:
+    """A new file that takes the name `path` when the block ends, and vanishes if that is by an exception.
+
+    A link stays, and what it points to is replaced.
+    """
+    path = Path(os.path.realpath(path))
+    stem = path.name if len(os.fsencode(path.name)) < MAX_STEM_BYTES else path.name[:50]
+    with unfinished(path.with_name(f"{stem}.{os.getpid()}.part")) as part:
         with open(part, "wb") as file:
             yield file
             file.flush()

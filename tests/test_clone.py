@@ -79,6 +79,27 @@ def test_the_reference_itself_is_not_heard() -> None:
     assert np.abs(np.concatenate([chunk.audio for chunk in chunks]) - speech.audio).max() < 1e-3
 
 
+def test_a_transcript_that_is_wrong_moves_no_cut() -> None:
+    """What is heard begins at the first frame behind the reference, whatever the model makes of the words."""
+    wrong = voice("Nothing of this is said in it, and it is far too long as well.")
+    speech = engine().speak(TEXT, voice=wrong, sampling=replace(GREEDY, max_frames=6), language="en")
+    assert wrong.codes is not None and len(speech.audio) == 1920 * len(speech.codes)
+    whole = engine().decode(np.concatenate([wrong.codes, speech.codes]))
+    np.testing.assert_allclose(speech.audio, whole[1920 * len(wrong.codes) :], rtol=0, atol=1e-3)
+
+
+def test_a_designed_voice_is_cloned_and_then_the_same_in_every_passage() -> None:
+    """A description gives another voice each time; a recording of one of them is a voice that stays."""
+    designer = load(TINY.with_name("tiny_voicedesign"))
+    designed = designer.speak("Hello there.", instruct="an old man", seed=1, sampling=replace(GREEDY, max_frames=16))
+    kept = engine().make_voice(np.tile(designed.audio, 2), designed.sample_rate, text="Hello there. Hello there.")
+    how = {"voice": kept, "sampling": replace(GREEDY, max_frames=None), "seed": 1, "paragraph_pause_s": 0.0}
+    short = {**how, "sampling": replace(GREEDY, max_frames=8)}
+    alone = engine().speak("Hello.", **short)
+    both = engine().speak("Hello.\n\nHello.", **{**how, "sampling": replace(GREEDY, max_frames=16)})
+    np.testing.assert_array_equal(both.codes[: len(alone.codes)], alone.codes)
+
+
 def test_a_batch_may_have_a_voice_for_each_row() -> None:
     short = replace(GREEDY, max_frames=4)
     rows = [Input("Hello there.", voice=voice()), Input("Hi."), Input("Hi.", voice=voice(None))]
@@ -347,7 +368,7 @@ def test_a_model_without_speakers_says_what_it_has_instead(run, kind: str, messa
     [
         (["ref.wav", "--model", TINY], 3, "has no speaker encoder.*a Base model can"),
         (["ref.wav"], 3, "has no speaker encoder"),
-        (["none.wav", "--model", BASE], 3, "No such file"),
+        (["none.wav", "--model", BASE], 3, "none.wav does not exist"),
         (["old.voice", "--model", BASE], 2, "old.voice exists; --force"),
         (["ref.wav", "-o", "old.voice", "--model", BASE], 2, "old.voice exists; --force"),
         (["ref.wav", "-o", ".", "--model", BASE], 2, "a folder or device; name a file"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 PKG = Path(__file__).parents[1] / "mlx_rvqspec"
 ORDER = [
-    {"whole_file"},
+    {"names", "whole_file"},
     {
         "blas",
         "version",

@@ -65,7 +65,7 @@ DAMAGE = {
     "speech_tokenizer/config.json is missing": lambda f: shutil.rmtree(f / "speech_tokenizer"),
     "speech_tokenizer/model.safetensors is missing": lambda f: (f / "speech_tokenizer/model.safetensors").unlink(),
     "generation_config.json is missing": lambda f: (f / "generation_config.json").unlink(),
-    "make no tokenizer": lambda f: (f / "merges.txt").unlink(),
+    "merges.txt is missing": lambda f: (f / "merges.txt").unlink(),
     "model.safetensors is missing": lambda f: (f / "model.safetensors").unlink(),
     "asks for .* download it again": lambda f: truncate(f / "model.safetensors"),
     "git-lfs pointer": lambda f: (f / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n"),

@@ -33,6 +33,16 @@ def test_memory_is_flat_over_requests_of_different_lengths():
     assert held < 0.02
 
 
+def test_memory_is_flat_over_the_passages_of_a_long_text():
+    """What is held while a book is read does not grow with what has been read."""
+    engine, held = load(TINY, compile=False), []
+    text = "\n\n".join(["Hello."] * (WARM_UP + 24))
+    for chunk in engine.stream(text, speaker="ryan", seed=3, chunk_frames=4, paragraph_pause_s=0.1):
+        if len(chunk.stats.attempts) == len(held) + 1:  # a passage has ended
+            held.append(mx.get_active_memory() / 2**20)
+    assert len(held) == WARM_UP + 24 and slopes(np.array(held)[:, None])[0] < 0.01
+
+
 @pytest.mark.slow
 def test_memory_is_flat_over_two_hundred_requests():
     held, resident = slopes(levels(load(TINY, compile=False), 200, 23))

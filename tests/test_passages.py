@@ -115,6 +115,15 @@ def test_a_sentence_too_long_is_cut_at_clauses_and_a_clause_at_words():
     assert all(part[0] == "e" for part in texts("e\u0301" * 500))
 
 
+def test_a_chapter_of_five_thousand_words_is_cut_between_sentences():
+    sentences = [f"{'word ' * (3 + number % 15)}and {number} more." for number in range(450)]
+    text = "".join(sentence + ("\n\n" if number % 9 == 8 else " ") for number, sentence in enumerate(sentences))
+    passages = split(prepare(text))
+    assert len(text.split()) > 5000 and len(passages) > 100
+    assert "\n".join(passage.text for passage in passages).split() == text.split()
+    assert all(passage.text.endswith(".") and passage.ordinary_s <= PASSAGE_S + 1 for passage in passages)
+
+
 def test_paragraphs_are_passages_of_their_own_with_a_pause():
     passages = split(prepare("Line one.\r\n\r\nLine two.\n\n\n\n"), paragraph_pause_s=0.5)
     assert [(passage.text, passage.pause_s) for passage in passages] == [("Line one.", 0.5), ("Line two.", 0.5)]

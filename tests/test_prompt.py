@@ -1,10 +1,13 @@
 """Which names and combinations a model takes: languages by name and code, dialects through their speakers."""
 
+from unicodedata import normalize
+
 import pytest
 from conftest import TINY
 
 from mlx_rvqspec.config import ModelConfig, read_config
-from mlx_rvqspec.prompt import choose_voice
+from mlx_rvqspec.prompt import build_prompt, choose_voice
+from mlx_rvqspec.tokenizer import load_tokenizer
 
 CODES = {
     "english": "en EN en-US en_GB eng",
@@ -71,3 +74,20 @@ def test_an_empty_instruction_is_none(config: ModelConfig) -> None:
     assert choose_voice(config, "ryan", instruct="").instruct is None
     with pytest.raises(ValueError, match="ignores instructions"):
         choose_voice(config, "ryan", instruct="sad")
+
+
+NUMBERS = ["1 2 3 4 5", "Call 555-0100, 1,200 kg, 3.14, 2026-11-29", "10" * 200, "٣ ४ ５"]
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+@pytest.mark.parametrize("feed", ["full", "stream"])
+def test_every_digit_reaches_the_model_in_the_language_asked_for(config: ModelConfig, text: str, feed: str) -> None:
+    """Where no recogniser listens: nothing of the text is lost on the way in, and the language is in the prefix."""
+    tokenizer = load_tokenizer(TINY, config)
+    said = []
+    for language in ("english", "chinese"):
+        prompt = build_prompt(config, tokenizer, text, choose_voice(config, "ryan", language), feed)
+        assert normalize("NFC", text) in tokenizer.decode([*prompt.text_ids, *prompt.trailing_ids])
+        assert config.code_decoder.codec_language_id[language] in prompt.code_ids
+        said.append(prompt.code_ids)
+    assert said[0] != said[1]

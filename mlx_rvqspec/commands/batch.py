@@ -18,7 +18,7 @@ from ..config import ModelConfig, read_config
 from ..generate import BATCH_SIZE, Engine, load
 from ..load import fingerprint, fingerprints, resolve
 from ..manifest import Record, Row, groups_of, key_of, read_rows
-from ..passages import PASSAGE_S, ordinary_s
+from ..passages import PASSAGE_S, check_pauses, ordinary_s
 from ..prompt import choose_voice
 from ..sampling import MAX_SEED, Sampling
 from ..text import prepare
@@ -84,6 +84,7 @@ def batch(
         wanted = read_rows(text.splitlines(), format, defaults)
         part, num_parts = shard_of(shard)
         Sampling(max_frames=max_frames)
+        check_pauses(passage_s, paragraph_pause_ms / 1000)
         folder = resolve(model)
         config = read_config(folder)
         check_rows(wanted, config, folder)

@@ -8,9 +8,10 @@ import typer
 
 from ..config import read_config
 from ..load import resolve
+from ..names import nearest
 from ..sampling import MAX_SEED
 from ..whole_file import replacing
-from .shared import Dtype, Quiet, progress, usage_faults
+from .shared import Dtype, Json, Quiet, progress, usage_faults
 
 
 def bench(
@@ -24,8 +25,9 @@ def bench(
     seed: Annotated[int, typer.Option(help="Of the speech (0).", metavar="N", min=0, max=MAX_SEED // 2)] = 0,
     dtype: Dtype = None,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
-    """Measure a model on this machine: Markdown on stdout, and all the figures as JSON with -o.
+    """Measure a model on this machine: Markdown on stdout, all the figures with --json or in a file with -o.
 
     mlx-tts bench -o mac.json > mac.md
     """
@@ -37,7 +39,7 @@ def bench(
     with usage_faults():
         for name in suite or ():
             if name not in SUITES:
-                raise ValueError(f"there is no suite {name!r}; expected {', '.join(SUITES)}")
+                raise ValueError(f"there is no suite {name!r}; expected {', '.join(SUITES)}{nearest(name, SUITES)}")
         if output and not output.parent.is_dir():
             raise ValueError(f"there is no folder {output.parent}; create it first")
         if output and output.exists():
@@ -51,4 +53,4 @@ def bench(
     if output:
         with replacing(output) as file:
             file.write(json.dumps(result, indent=1).encode() + b"\n")
-    print(report(result))
+    print(json.dumps(result) if as_json else report(result))

@@ -13,7 +13,7 @@ from ..load import load_model, resolve
 from ..sampling import MAX_SEED
 from ..spec_decode.drafter import FILE as DRAFTER_FILE
 from ..spec_decode.drafter import cache_folder, find, save
-from .shared import FILES, Dtype, Fault, Quiet, progress, say, silent, usage_faults
+from .shared import FILES, Dtype, Fault, Quiet, check_writable, progress, say, silent, usage_faults
 
 
 def fit_option(help: str, metavar: str, *names: str, **more: Any) -> Any:
@@ -56,6 +56,7 @@ def fit(
             texts, gather = texts_for(text), collect
     with progress(not quiet) as show:
         loaded = load_model(folder, dtype=dtype)
+        check_writable(cache_folder() / loaded.fingerprint)
         if keep:
             drafter, path = find(folder, loaded.multi_code_decoder, loaded.fingerprints, None), None
             if drafter is None:
@@ -63,6 +64,7 @@ def fit(
             spoken = gather(loaded, texts[1], 4, seed=seed)
         else:
             path = output or cache_folder() / loaded.fingerprint / DRAFTER_FILE
+            check_writable(path.parent)
             drafter, spoken = make_drafter(
                 loaded, texts, gather=gather, num_frames=frames, seed=seed, num_steps=steps, show=show
             )

@@ -9,7 +9,7 @@ import typer
 
 from ..passages import split
 from ..spec_decode.stats import Stats
-from ..text import speakable
+from ..text import read_bytes, speakable
 from .shared import Tell, option
 
 Text = Annotated[
@@ -35,7 +35,13 @@ def read(text: str | None, file: Path | None) -> str:
         raise ValueError("give either a TEXT, - for stdin, or a file with --file")
     if file is None and text != "-":
         return text or ""
-    raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
+    if file is None and sys.stdin is None:
+        raise ValueError("stdin is closed; give a TEXT, or a file with --file")
+    if file is None:
+        raw = read_bytes(sys.stdin.buffer)
+    else:
+        with file.open("rb") as opened:
+            raw = read_bytes(opened)
     return raw.decode("utf-8", "surrogateescape")
 
 

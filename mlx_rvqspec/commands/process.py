@@ -62,10 +62,9 @@ def end(code: int) -> NoReturn:
     """End the process with this exit code, whatever signal comes now."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
-            if stream is not None:
-                stream.flush()
+            stream.flush()
         except OSError:  # nobody reads it; Python would try once more and complain
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if code == CANCELLED:

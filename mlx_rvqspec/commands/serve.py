@@ -1,10 +1,11 @@
 """mlx-tts serve: speech over HTTP, for programs that know OpenAI's API."""
 
+import socket
 from typing import Annotated
 
 from ..generate import load
 from ..load import resolve
-from .shared import USAGE, Dtype, Fault, Model, Quiet, option, progress
+from .shared import USAGE, Dtype, Fault, Model, Quiet, option, progress, say, silent
 
 Host = Annotated[str, option("Server", "Address; 0.0.0.0 lets other machines in (127.0.0.1).", metavar="ADDRESS")]
 Port = Annotated[int, option("Server", "Port (8000).", min=1, max=65535, metavar="N")]
@@ -33,9 +34,22 @@ def serve(
         from ..server import Server
     except ImportError as error:
         raise Fault(USAGE, f"cannot serve ({error}); pip install 'mlx_rvqspec[serve]'") from error
+    listener = listen(host, port)
     folder = resolve(model)
     with progress(not quiet):
         engine = load(folder, dtype=dtype)
     server = Server(engine, name or model or folder.name, num_waiting=num_waiting, max_characters=max_characters)
     level = "warning" if quiet else "info"
-    uvicorn.run(server.app(), host=host, port=port, log_level=level, timeout_graceful_shutdown=5, access_log=False)
+    config = uvicorn.Config(server.app(), log_level=level, timeout_graceful_shutdown=5, access_log=False)
+    tell = silent if quiet else say
+    tell(f"listening on http://{host}:{port}")
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at this address, taken before minutes go into loading. Raises Fault where that cannot be."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
+    except (OSError, UnicodeError) as error:
+        raise Fault(USAGE, f"cannot listen on {host}:{port} ({error}); choose another --host or --port") from error

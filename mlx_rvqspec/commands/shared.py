@@ -1,6 +1,7 @@
 """What the commands of mlx-tts share: exit codes, faults, messages and options."""
 
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -43,6 +44,13 @@ def check_new(path: Path, force: bool) -> None:
         raise ValueError(f"there is no folder {path.parent}; create it first")
 
 
+def check_writable(folder: Path) -> None:
+    """Make the folder if need be. Raises OSError where nothing can be written into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
 def say(message: str) -> None:
     with suppress(OSError):  # a full disk or a closed pipe behind stderr is no reason to stop speaking
         print(message, file=sys.stderr)
@@ -69,6 +77,7 @@ def progress(wanted: bool) -> Iterator[Tell]:
         yield silent
         return
     from rich.console import Console
+    from rich.markup import escape
 
     with Console(stderr=True).status("loading") as status:
-        yield status.update
+        yield lambda message: status.update(escape(message))  # a file may be called [b].wav

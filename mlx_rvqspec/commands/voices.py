@@ -19,7 +19,7 @@ app = typer.Typer()
 
 
 @app.callback(invoke_without_command=True)
-def voices(context: typer.Context, model: Model = None, as_json: Json = False) -> None:
+def voices(context: typer.Context, model: Model = None, quiet: Quiet = False, as_json: Json = False) -> None:
     """List the speakers of a model, one a line; voices make clones one from a recording."""
     if context.invoked_subcommand:
         return
@@ -29,8 +29,8 @@ def voices(context: typer.Context, model: Model = None, as_json: Json = False) -
     elif config.speakers:
         print("\n".join(config.speakers))
     else:
-        base = config.tts_model_type == "base"
-        say(f"{config.name} has no speakers: " + (CLONES if base else "--instruct describes the voice"))
+        how = CLONES if config.tts_model_type == "base" else "--instruct describes the voice"
+        (silent if quiet else say)(f"{config.name} has no speakers: {how}")
 
 
 @app.command()

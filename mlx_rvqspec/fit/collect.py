@@ -16,6 +16,7 @@ from ..config import ModelConfig
 from ..model import Qwen3TTS
 from ..prompt import Voice, build_prompt, choose_voice, embed_prompt
 from ..sampling import Sampling, frame_noise
+from ..text import read_bytes
 from ..utterance import Request, Steps
 
 TEXTS_AT_ONCE = 32
@@ -51,7 +52,8 @@ class Frames:
 def read_text(path: Path) -> str:
     """What a text file holds. Raises ValueError where it is not UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            return read_bytes(file).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
 

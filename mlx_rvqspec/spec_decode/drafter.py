@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import reduce
@@ -27,6 +28,7 @@ import numpy as np
 
 from ..config import ModelError
 from ..multi_code_decoder import MultiCodeDecoder
+from ..names import nearest_path
 from ..sampling import keep_likely
 from ..tensor_file import read_tensors, write_tensors
 from ..whole_file import unfinished
@@ -263,7 +265,10 @@ def find(
     Raises ModelError for a file that cannot be used: speech never becomes slower without a word.
     """
     if drafter is not None:
-        return None if drafter == "none" else load(Path(drafter).expanduser(), decoder, fingerprints)
+        given = Path(os.path.expanduser(drafter))
+        if drafter != "none" and not given.is_file():
+            raise ModelError(f"{given} is missing or no file; expected a drafter, or none{nearest_path(given)}")
+        return None if drafter == "none" else load(given, decoder, fingerprints)
     path = place(folder, fingerprints)
     return load(path, decoder, fingerprints) if path else None
 
@@ -276,9 +281,12 @@ def place(folder: Path, fingerprints: tuple[str, ...]) -> Path | None:
 
 def cache_folder() -> Path:
     """Where fitted drafters and measured costs are kept for this user."""
+    home = Path(os.path.expanduser("~"))
+    if not home.is_absolute():  # a user without a home
+        home = Path(tempfile.gettempdir())
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "mlx-rvqspec"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx-rvqspec"
+        return home / "Library" / "Caches" / "mlx-rvqspec"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "mlx-rvqspec"
 
 
 def rows_file(fingerprint: str) -> Path:
