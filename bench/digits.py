@@ -1,7 +1,7 @@
-"""Are numbers said in full: what a recogniser hears of texts with digits: bench/numbers.py --asr DIR [MODEL] [--seeds N]
+"""What a recogniser hears of numbers: bench/digits.py --asr DIR [MODEL] [--seeds N]
 
 DIR is a faster-whisper model (weights/recipe/README.md says which). Needs faster-whisper and scipy beside the package.
-A number counts as heard when all its words are, in their order. Writes bench/results/numbers.json.
+A number counts as heard when all its words are, in their order. Writes bench/results/digits.json.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def main() -> None:
         name: sum(row["share_of_number"] for row in part) / len(part)
         for name, part in (("digits", digits), ("spelled_out", spelled))
     }
-    finish("numbers", {"environment": environment(), "model": arguments.model or "built-in", **means, "rows": rows})
+    finish("digits", {"environment": environment(), "model": arguments.model or "built-in", **means, "rows": rows})
 
 
 if __name__ == "__main__":
