@@ -51,6 +51,7 @@ from .commands.shared import (
     Dtype,
     Fault,
     Json,
+    Local,
     Model,
     Quiet,
     Tell,
@@ -85,6 +86,7 @@ Format = Annotated[
     str | None, option("Output", f"One of {', '.join(FORMATS)}; else the file's suffix.", metavar="NAME")
 ]
 Force = Annotated[bool, option("Output", "Replace an existing file.", "--force")]
+KeepPartial = Annotated[bool, option("Output", "Keep what was spoken when interrupted.", "--keep-partial")]
 Play = Annotated[bool, option("Output", "Play while speaking, also with -o.", "--play")]
 Report = Annotated[
     Path | None, option("Output", "Folder for pictures of the run: report.html, codes.npz.", "--report", metavar="DIR")
@@ -123,12 +125,14 @@ def speak(
     output: Output = None,
     format: Format = None,
     force: Force = False,
+    keep_partial: KeepPartial = False,
     play: Play = False,
     pictures: Report = None,
     chunk_frames: ChunkFrames = None,
     quiet: Quiet = False,
     as_json: Json = False,
     model: Model = None,
+    local_files_only: Local = False,
     speaker: Speaker = None,
     voice: VoiceFile = None,
     language: Language = "auto",
@@ -172,7 +176,7 @@ def speak(
         words = read(text, file)
         words = prepare(clean_text(words) if clean else words)
         Sampling(**settings)
-        folder = resolve(model)
+        folder = resolve(model, local_files_only=local_files_only)
         config = read_config(folder)
         how["voice"] = clone = ClonedVoice.load(voice) if voice else None
         chosen = choose_voice(config, speaker, language, instruct, clone)
@@ -189,7 +193,7 @@ def speak(
             how |= {"sampling": replace(engine.sampling, **settings), "on_runaway": on_runaway}
             chunks = engine.stream(words, **how, **pauses)
         recorder = Recorder()
-        last = drain(recorder.watch(chunks) if pictures else chunks, writes, show)
+        last = drain(recorder.watch(chunks) if pictures else chunks, writes, show, keep_partial)
     if pictures:
         told = {"text": words, "model": str(model or "built-in voice"), **chosen.facts()}
         tell(f"pictures: {write_report(recorder.record(config.sample_rate, told), where, pictures)}")
@@ -242,13 +246,18 @@ def open_outputs(
     return writes, where
 
 
-def drain(chunks: Iterator[Chunk], writes: list[Write], show: Tell) -> Chunk:
-    """The last chunk, after every chunk's audio went to every writer."""
+def drain(chunks: Iterator[Chunk], writes: list[Write], show: Tell, keep_partial: bool) -> Chunk:
+    """The last chunk, after every chunk's audio went to every writer; keep_partial: an interrupt makes it the last."""
     last = None
-    for last in chunks:
-        for write in writes:
-            write(last.audio)
-        show(progress_of(last.stats))
+    try:
+        for last in chunks:
+            for write in writes:
+                write(last.audio)
+            show(progress_of(last.stats))
+    except KeyboardInterrupt:
+        if last is None or not keep_partial:
+            raise
+        return replace(last, is_final=True, finish_reason="cancelled")
     assert last is not None and last.is_final
     return last
 
@@ -269,6 +278,8 @@ def report(last: Chunk, facts: dict[str, Any], on_runaway: str, as_json: bool, t
         )
     for line in runaways(stats):
         tell(line)
+    if last.finish_reason == "cancelled":
+        raise typer.Exit(CANCELLED)
     if not ended_well(last.finish_reason, on_runaway):
         what = f"ended by {last.finish_reason} after {stats.frames} frames, before the text did"
         raise Fault(GENERATION, f"{what}; the sound was kept; try another --seed, --on-runaway or --max-frames")

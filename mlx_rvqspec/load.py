@@ -45,10 +45,11 @@ def embedded_folder() -> Path:
     return packaged if packaged.is_dir() else here.parent / "weights" / "tiny-en"
 
 
-def resolve(model: str | Path | None) -> Path:
+def resolve(model: str | Path | None, *, local_files_only: bool = False) -> Path:
     """The folder of ``model``: a path, a hub id such as ``Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice``, or None.
 
-    A hub id that is complete in the local cache costs no network call. Raises ModelError otherwise.
+    A hub id that is complete in the local cache costs no network call; another one is downloaded unless
+    local_files_only. Raises ModelError for what is no model, or cannot be had.
     """
     if model is None:
         return embedded_folder()
@@ -60,12 +61,14 @@ def resolve(model: str | Path | None) -> Path:
     if not is_id(str(model)):
         near = nearest_path(folder) or nearest(str(model), PUBLISHED)
         raise ModelError(f"{model} is neither a folder nor a hub id such as {PUBLISHED[1]}{near}")
-    return _from_hub(str(model))
+    return _from_hub(str(model), local_files_only)
 
 
-def _from_hub(repo: str) -> Path:
+def _from_hub(repo: str, local_files_only: bool) -> Path:
     folder = cached(repo)
     if folder is None or not is_complete(folder):
+        if local_files_only:
+            raise ModelError(f"{repo} is not complete in the local cache; mlx-tts download {repo} brings it here")
         folder = fetch(repo)
     if not is_complete(folder):
         raise ModelError(f"{repo} is not complete in the local cache; run mlx-tts download --repair {repo}")

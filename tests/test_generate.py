@@ -98,6 +98,14 @@ def test_closed_and_interleaved_streams_leave_no_trace(engine: Engine) -> None:
     assert [a for a, _ in together if a] == solo[1] and [b for _, b in together if b] == solo[2]
 
 
+def test_a_stream_may_change_threads(engine: Engine) -> None:
+    chunks = engine.stream(TEXT, speaker="ryan", seed=1, sampling=SHORT, chunk_frames=2)
+    made = [next(chunks)]
+    with ThreadPoolExecutor(1) as pool:
+        made += pool.submit(list, chunks).result()
+    assert np.concatenate([chunk.codes for chunk in made]).tolist() == codes(engine, 1, 7)
+
+
 def test_eight_threads_at_once_get_their_own_speech(engine: Engine) -> None:
     solo = {seed: codes(engine, seed, 3) for seed in range(8)}
     found: dict[int, list[list[int]]] = {}

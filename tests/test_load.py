@@ -178,9 +178,17 @@ def test_cold_cache_without_network_is_one_line(
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match="mlx-tts download Qwen/None") as caught:
-        resolve("Qwen/None")
-    assert "\n" not in str(caught.value)
+    for local_files_only in (False, True):
+        with pytest.raises(ModelError, match="mlx-tts download Qwen/None") as caught:
+            resolve("Qwen/None", local_files_only=local_files_only)
+        assert "\n" not in str(caught.value)
+
+
+def test_nothing_is_fetched_that_must_be_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlx_rvqspec.load.cached", lambda repo: None)
+    monkeypatch.setattr("mlx_rvqspec.load.fetch", lambda repo: pytest.fail("the network was asked"))
+    with pytest.raises(ModelError, match="not complete in the local cache"):
+        resolve("Qwen/None", local_files_only=True)
 
 
 def test_what_is_no_model_says_what_is(tmp_path: Path) -> None:

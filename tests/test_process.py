@@ -1,5 +1,6 @@
 """mlx-tts as a process among others: signals at bad moments, and standard streams that are closed, full or left."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import textwrap
 
 import pytest
 from conftest import ROOT
-from test_cli import HELLO, LONG, SEED, VOICE, samples
+from test_cli import HELLO, LONG, SEED, VOICE, after_some_frames, samples
 
 from mlx_rvqspec.audio import to_pcm16
 from mlx_rvqspec.generate import load
@@ -63,7 +64,6 @@ def test_a_second_signal_ends_a_run_that_is_still_tidying_up(tmp_path):
             time.sleep(60)
 
         generate.load_model = load_model
-        cli.usage_faults.__wrapped__  # the first signal arrives in load, the second in what follows
         import contextlib
 
         @contextlib.contextmanager
@@ -177,6 +177,17 @@ def test_words_beyond_the_locale_are_no_fault(start, monkeypatch):
     process = start("speak", "Grüße aus Köln.", *VOICE, "--dry-run")
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 0 and out == b"Gr\\xfc\\xdfe aus K\\xf6ln.\n"
+
+
+def test_what_was_spoken_is_kept_on_demand(start, tmp_path):
+    process = start(*LONG, "-o", "a.wav", "--keep-partial", "--json")
+    after_some_frames(process, tmp_path)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    facts = json.loads(out)
+    assert (process.returncode, err, facts["finish_reason"]) == (130, b"", "cancelled")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.wav"]
+    assert 1920 <= 1920 * facts["frames"] <= len(samples(tmp_path / "a.wav")) < 127 * 1920
 
 
 def test_a_cancelled_pipe_is_cancelled(start):

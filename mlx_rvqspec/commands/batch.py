@@ -24,7 +24,21 @@ from ..sampling import MAX_SEED, Sampling
 from ..text import prepare
 from ..version import __version__
 from .passages import OnRunaway, PassageS, PauseMs, duration, ended_well, read
-from .shared import GENERATION, Dtype, Fault, Json, Model, Quiet, Tell, option, progress, say, silent, usage_faults
+from .shared import (
+    GENERATION,
+    Dtype,
+    Fault,
+    Json,
+    Local,
+    Model,
+    Quiet,
+    Tell,
+    option,
+    progress,
+    say,
+    silent,
+    usage_faults,
+)
 
 Rows = Annotated[str, typer.Argument(metavar="FILE.jsonl|-", help='One {"text": "..."} a line.', show_default=False)]
 Folder = Annotated[Path, option("Output", "Folder for the files; made if need be.", "--output", "-o", metavar="DIR")]
@@ -57,6 +71,7 @@ def batch(
     shard: Shard = None,
     batch_size: Size = BATCH_SIZE,
     model: Model = None,
+    local_files_only: Local = False,
     speaker: Speaker = None,
     voice: VoiceFile = None,
     language: Language = "auto",
@@ -85,7 +100,7 @@ def batch(
         part, num_parts = shard_of(shard)
         Sampling(max_frames=max_frames)
         check_pauses(passage_s, paragraph_pause_ms / 1000)
-        folder = resolve(model)
+        folder = resolve(model, local_files_only=local_files_only)
         config = read_config(folder)
         check_rows(wanted, config, folder)
     settings = {"model": fingerprint(folder), "dtype": dtype, "version": __version__, "format": format}

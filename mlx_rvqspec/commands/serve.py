@@ -5,7 +5,7 @@ from typing import Annotated
 
 from ..generate import load
 from ..load import resolve
-from .shared import USAGE, Dtype, Fault, Model, Quiet, option, progress, say, silent
+from .shared import USAGE, Dtype, Fault, Local, Model, Quiet, option, progress, say, silent
 
 Host = Annotated[str, option("Server", "Address; 0.0.0.0 lets other machines in (127.0.0.1).", metavar="ADDRESS")]
 Port = Annotated[int, option("Server", "Port (8000).", min=1, max=65535, metavar="N")]
@@ -16,6 +16,7 @@ Characters = Annotated[int, option("Server", "Longest text of a request (20000).
 
 def serve(
     model: Model = None,
+    local_files_only: Local = False,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     name: Name = None,
@@ -35,7 +36,7 @@ def serve(
     except ImportError as error:
         raise Fault(USAGE, f"cannot serve ({error}); pip install 'mlx_rvqspec[serve]'") from error
     listener = listen(host, port)
-    folder = resolve(model)
+    folder = resolve(model, local_files_only=local_files_only)
     with progress(not quiet):
         engine = load(folder, dtype=dtype)
     server = Server(engine, name or model or folder.name, num_waiting=num_waiting, max_characters=max_characters)

@@ -67,6 +67,7 @@ def option(panel: str, help: str, *names: str, **more: Any) -> Any:
 Quiet = Annotated[bool, option("Output", "Only faults on stderr.", "--quiet", "-q")]
 Json = Annotated[bool, option("Output", "One JSON object on stdout; with -o - on stderr.", "--json")]
 Model = Annotated[str | None, option("Voice", "Model folder or hub id; else the built-in voice.", metavar="NAME")]
+Local = Annotated[bool, option("Voice", "Never download: the model must be here.", "--local-files-only")]
 Dtype = Annotated[Literal["float32", "bfloat16", "float16"] | None, option("Decoding", "Precision of the weights.")]
 
 
