@@ -13,6 +13,7 @@ import mlx.core as mx
 
 MIN_NEW_TOKENS = 2  # upstream's generate: no end of speech among the first two codes
 WRAPPER_MAX_NEW_TOKENS = 2048  # qwen3_tts_model.py, where generation_config.json is silent
+MAX_KNOB = 1e6  # of temperatures and penalties: far from where float32 ends
 MAX_SEED = 2**32 - 1  # (seed, frame) is used as the two 32-bit words of one key, so no two pairs share noise
 
 
@@ -46,14 +47,15 @@ class Sampling:
     def __post_init__(self) -> None:
         for prefix in ("", "subtalker_"):
             temperature, top_k, top_p = (getattr(self, prefix + name) for name in ("temperature", "top_k", "top_p"))
-            if not 0 <= temperature < float("inf"):
-                raise ValueError(f"{prefix}temperature is {temperature}; expected 0 or more")
+            if not 0 <= temperature <= MAX_KNOB:
+                raise ValueError(f"{prefix}temperature is {temperature}; expected 0 to {MAX_KNOB:g}")
             if not isinstance(top_k, int) or top_k < 0:
                 raise ValueError(f"{prefix}top_k is {top_k}; expected a whole number, 0 for no limit")
             if not 0 < top_p <= 1:
                 raise ValueError(f"{prefix}top_p is {top_p}; expected more than 0 and at most 1")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise ValueError(f"repetition_penalty is {self.repetition_penalty}; expected more than 0, 1 for none")
+        if not 1 / MAX_KNOB <= self.repetition_penalty <= MAX_KNOB:
+            expected = f"expected {1 / MAX_KNOB:g} to {MAX_KNOB:g}, 1 for none"
+            raise ValueError(f"repetition_penalty is {self.repetition_penalty}; {expected}")
         if self.max_frames is not None and self.max_frames < 1:
             raise ValueError(f"max_frames is {self.max_frames}; expected 1 or more")
 

@@ -67,6 +67,8 @@ FOUND = [  # once a traceback, an endless loop, a read past a table or gigabytes
     (SPEECH, "decoder_config", "upsample_rates", [10**9, 5, 4, 3], "upsample_rates is"),
     (SPEECH, "output_sample_rate", 0, "output_sample_rate is 0"),
     ("generation_config.json", "max_new_tokens", "many", "generation_config.json: invalid literal"),
+    ("generation_config.json", "repetition_penalty", 10**40, "repetition_penalty is 1"),
+    ("generation_config.json", "subtalker_temperature", 1e300, "subtalker_temperature is 1e+300"),
     ("generation_config.json", "subtalker_top_k", 50.0, "subtalker_top_k is 50.0"),
     ("generation_config.json", "temperature", [1], "generation_config.json: "),
     ("vocab.json", "a", 10**9, "id 1000000000, the model's table"),
