@@ -204,7 +204,7 @@ class Utterance:
         self.request = Request(
             seed=mx.array([line.seed for line in lines], dtype=mx.uint32),
             knobs=sampling.first.knobs,
-            penalty=mx.array(sampling.repetition_penalty),
+            penalty=mx.array(float(sampling.repetition_penalty)),
             num_pads=mx.array(pads, dtype=mx.int32),
         )
         decoder = steps.model.code_decoder
