@@ -37,7 +37,7 @@ def texts(tmp_path):
     [
         ('{"text": "a"', "line 1: "),
         ("[1]", "expected an object"),
-        ('{"text": "a", "spaeker": "ryan"}', "did you mean 'speaker'"),
+        ('{"text": "a", "spaeker": "ryan"}', "did you mean speaker?"),
         ('{"text": 5}', "text is 5; expected text in quotes"),
         ('{"text": "a", "seed": -1}', "seed is -1"),
         ('{"text": "a", "seed": true}', "seed is True"),
