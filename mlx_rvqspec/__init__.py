@@ -7,8 +7,8 @@ BLAS = prefer_openblas()  # before anything imports MLX
 from .batch import Input  # noqa: E402
 from .cloned_voice import ClonedVoice  # noqa: E402
 from .config import ModelError  # noqa: E402
+from .delivery import Chunk  # noqa: E402
 from .generate import Engine, Speech, load  # noqa: E402
-from .reading import Chunk  # noqa: E402
 from .recording import read_recording  # noqa: E402
 from .sampling import Sampling  # noqa: E402
 from .utterance import GenerationError  # noqa: E402

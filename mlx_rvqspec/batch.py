@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .cloned_voice import ClonedVoice
+from .delivery import Account, Chunk, Job
 from .guard import NUM_ATTEMPTS, Piece, Trimmer, attempt_seed
-from .reading import Account, Chunk, Job, Reader, Row, runaway
+from .reading import Context, Reader, Row, runaway
 from .utterance import GenerationError, Utterance
 
 
@@ -52,16 +53,17 @@ def read_batch(
     tasks = {
         number: [Task(number, n, limits[number]) for n in range(len(job.passages))] for number, job in enumerate(jobs)
     }
-    # a limit counts over all passages of a text, so the next has to wait until the one before has taken its part
-    ready = [task for several in tasks.values() for task in several if task.max_frames is None or task.passage == 0]
+    ready = [task for several in tasks.values() for task in several if task.passage == 0 or not waits(jobs[task.job])]
     waiting = sorted(ready, key=lambda task: -jobs[task.job].passages[task.passage].ordinary_s)
     while waiting:
         together, waiting = waiting[:batch_size], waiting[batch_size:]
         errors: dict[int, GenerationError] = {}
-        for _ in _speak(reader, jobs, together, errors):
+        for _ in _speak(reader, jobs, tasks, together, errors):
             yield None
         waiting += [task for task in together if task.piece is None and task.job not in errors]
-        waiting += [task for done in together if done.piece for task in _following(tasks[done.job], done)]
+        waiting += [
+            task for done in together if done.piece for task in _following(jobs[done.job], tasks[done.job], done)
+        ]
         waiting = [task for task in waiting if task.job not in errors]
         for number in sorted({task.job for task in together} & tasks.keys()):
             if number in errors:
@@ -71,27 +73,47 @@ def read_batch(
                 yield number, _chunks(reader, jobs[number], tasks.pop(number), start)
 
 
-def _following(tasks: list[Task], done: Task) -> list[Task]:
-    """The next task of a text with a limit, which one that is done has left room for; drops those without room."""
-    if done.max_frames is None or done.passage + 1 == len(tasks):
+def waits(job: Job) -> bool:
+    """Whether a passage waits for the one before it: to hear it, or to know what it leaves of a limit for them all."""
+    return job.how.carry > 0 or job.how.sampling.max_frames is not None
+
+
+def _following(job: Job, tasks: list[Task], done: Task) -> list[Task]:
+    """The next task of a text, if it has waited for the one that is done; without room for it, it and the rest go."""
+    if not waits(job) or done.passage + 1 == len(tasks):
         return []
     assert done.piece
-    left = done.max_frames - len(done.piece.codes)
-    if not left:
-        del tasks[done.passage + 1 :]
-        return []
-    tasks[done.passage + 1].max_frames = left
+    if done.max_frames is not None:
+        left = done.max_frames - len(done.piece.codes)
+        if not left:
+            del tasks[done.passage + 1 :]
+            return []
+        tasks[done.passage + 1].max_frames = left
     return [tasks[done.passage + 1]]
 
 
+def _context(job: Job, tasks: Sequence[Task]) -> Context:
+    """What the passage behind these is spoken in, all of which are done if there is any."""
+    context = Context(job.how.carry)
+    for task in tasks[max(0, len(tasks) - job.how.carry) :]:
+        assert task.piece
+        context.add(job.passages[task.passage], task.piece.codes, task.piece.reason)
+    return context
+
+
 def _speak(
-    reader: Reader, jobs: Sequence[Job], tasks: Sequence[Task], errors: dict[int, GenerationError]
+    reader: Reader,
+    jobs: Sequence[Job],
+    of_jobs: dict[int, list[Task]],
+    tasks: Sequence[Task],
+    errors: dict[int, GenerationError],
 ) -> Iterator[None]:
     """Speak an attempt at each task, side by side; fills in their pieces, or errors by job."""
     rows: list[Row] = []
     for task in tasks:
         job = jobs[task.job]
-        rows.append(reader.row(job, task.passage, attempt_seed(job.seed, task.attempt), task.max_frames))
+        context = _context(job, of_jobs[task.job][: task.passage])
+        rows.append(reader.row(job, task.passage, attempt_seed(job.seed, task.attempt), task.max_frames, context))
     made: list[list[Piece]] = [[] for _ in tasks]
     job = jobs[tasks[0].job]
     utterance = Utterance(
@@ -142,7 +164,9 @@ def _settle(job: Job, task: Task, row: Row, pieces: list[Piece]) -> None:
 def _chunks(reader: Reader, job: Job, tasks: Sequence[Task], start: float) -> list[Chunk]:
     """The chunks of a job whose passages have all been spoken, one for each."""
 
-    def passage(job: Job, number: int, account: Account, max_frames: int | None) -> Iterator[tuple[int, Piece]]:
+    def passage(
+        job: Job, number: int, account: Account, context: Context, max_frames: int | None
+    ) -> Iterator[tuple[int, Piece]]:
         task = tasks[number]
         for failed in task.failed:
             account.end(number, *failed)

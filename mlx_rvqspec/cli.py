@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 
 from .audio import FORMATS, Player, Write, choose_format, open_file, pipe_writer
-from .cloned_voice import ClonedVoice
 from .commands.batch import batch
 from .commands.bench import bench
 from .commands.convert import convert
@@ -27,6 +26,7 @@ from .commands.inspect import check_folder, inspect, write_report
 from .commands.models import download, verify
 from .commands.overview import Overview
 from .commands.passages import (
+    Carry,
     Clean,
     DryRun,
     File,
@@ -62,14 +62,14 @@ from .commands.shared import (
     silent,
     usage_faults,
 )
+from .commands.speaker import Instruct, Language, Speaker, VoiceFile, check_voice
 from .commands.voices import app as voices_app
 from .config import ModelError, read_config
-from .generate import MAX_CHUNK_FRAMES, choose_seed, load
-from .load import fingerprints, resolve
+from .delivery import MAX_CHUNK_FRAMES, Chunk
+from .generate import choose_seed, load
+from .load import resolve
 from .names import nearest_path
 from .passages import PASSAGE_S, check_pauses
-from .prompt import choose_voice
-from .reading import Chunk
 from .report.record import Recorder
 from .sampling import MAX_SEED, Sampling
 from .text import clean as clean_text
@@ -95,10 +95,6 @@ ChunkFrames = Annotated[
     int | None,
     option("Output", "Frames of 80 ms in a chunk; else as measured.", min=1, max=MAX_CHUNK_FRAMES, metavar="N"),
 ]
-Speaker = Annotated[str | None, option("Voice", "Who speaks: see mlx-tts voices.", metavar="NAME")]
-VoiceFile = Annotated[str | None, option("Voice", "Cloned voice, from mlx-tts voices make.", "--voice", metavar="FILE")]
-Language = Annotated[str, option("Voice", "A name such as english, a code such as en-US, or auto.", metavar="NAME")]
-Instruct = Annotated[str | None, option("Voice", "How to speak, or the voice to design, in words.", metavar="TEXT")]
 Decode = Annotated[Literal["auto", "plain", "spec"], option("Decoding", "Speculative or not; the codes are the same.")]
 Drafter = Annotated[str | None, option("Decoding", "Drafter file, or none; else the model's own.", metavar="FILE")]
 TextFeed = Annotated[Literal["full", "stream"] | None, option("Decoding", "Text at once, or a token per frame.")]
@@ -122,6 +118,7 @@ def speak(
     passage_s: PassageS = PASSAGE_S,
     paragraph_pause_ms: PauseMs = 600,
     on_runaway: OnRunaway = "keep",
+    carry: Carry = 0,
     output: Output = None,
     format: Format = None,
     force: Force = False,
@@ -178,10 +175,8 @@ def speak(
         Sampling(**settings)
         folder = resolve(model, local_files_only=local_files_only)
         config = read_config(folder)
-        how["voice"] = clone = ClonedVoice.load(voice) if voice else None
-        chosen = choose_voice(config, speaker, language, instruct, clone)
-        if clone:
-            clone.check(config, fingerprints(folder))
+        chosen = check_voice(config, folder, speaker, voice, language, instruct)
+        how["voice"] = chosen.clone
     if dry_run:
         return show_passages(words, pauses, as_json, tell)
     hint(words, chosen.language, tell)
@@ -190,7 +185,7 @@ def speak(
         show = stack.enter_context(progress(not quiet))
         engine = load(folder, dtype=dtype, drafter=drafter)
         with usage_faults():
-            how |= {"sampling": replace(engine.sampling, **settings), "on_runaway": on_runaway}
+            how |= {"sampling": replace(engine.sampling, **settings), "on_runaway": on_runaway, "carry": carry}
             chunks = engine.stream(words, **how, **pauses)
         recorder = Recorder()
         last = drain(recorder.watch(chunks) if pictures else chunks, writes, show, keep_partial)

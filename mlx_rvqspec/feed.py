@@ -13,9 +13,10 @@ import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
+from .delivery import Account, Chunk, Job
 from .guard import Piece, Trimmer
 from .passages import LEVELS, SENTENCE_PAUSE_S, ordinary_s
-from .reading import Account, Chunk, Job, Reader, runaway, seam, worst_of
+from .reading import Reader, runaway
 from .text import longest_speech_s, prepare, speakable
 from .utterance import GenerationError, Utterance
 
@@ -113,38 +114,26 @@ def read_feed(reader: Reader, job: Job, feed: Feed) -> Generator[Chunk | str | N
     None where the next chunk is not ready. The last chunk is empty where its passage was not known to be the last.
     Raises ValueError for a text with nothing to say.
     """
-    account = Account(job, reader.steps_for(job.how.sampling, job.how.decode).new_tally(), reader.config)
-    left, worst, pause_s, is_final = job.how.sampling.max_frames, "stop", 0.0, False
-    sample_rate = reader.config.sample_rate
-    while not is_final:
+    delivery, pause_s = reader.delivery(job), 0.0
+    account = delivery.account
+    while not delivery.is_over:
         while not (feed.ready or feed.empty):
             yield WANTED
-        number, begins = len(account.lengths), True
+        number = len(account.lengths)
         if feed.empty:
             if not number:
                 prepare(feed.text)  # says why
-            yield account.chunk(NOTHING, number - 1, job.seed, NOTHING.audio, worst)
+            yield delivery.end(NOTHING)
             break
         account.lengths.append(0.0)
-        for piece in _passage(reader, job, feed, account, left):
-            if not isinstance(piece, Piece):
-                yield piece
-                continue
-            left = None if left is None else left - len(piece.codes)
-            if piece.reason:
-                cut = "length" if left == 0 and not (feed.ended and feed.last) else "stop"
-                worst = worst_of(worst, piece.reason, cut)
-                is_final = left == 0 or feed.ended and feed.last
-            fades = begins and number > 0, piece.reason is not None and not is_final
-            audio = seam(piece.audio, sample_rate, *fades, 0.0)
-            if begins:
-                audio = np.pad(audio, (round(pause_s * sample_rate), 0))
-            yield account.chunk(piece, number, job.seed, audio, worst if is_final else None)
-            begins = False
-        while not (is_final or feed.ended):  # the model found an end before the text had come to it
+        for piece in _passage(reader, job, feed, account, delivery.left):
+            if isinstance(piece, Piece):
+                piece = delivery.chunk(piece, number, job.seed, feed.ended and feed.last, before_s=pause_s)
+            yield piece
+        while not (delivery.is_over or feed.ended):  # the model found an end before the text had come to it
             yield WANTED
         pause_s = job.how.paragraph_pause_s if feed.ends_paragraph else SENTENCE_PAUSE_S
-        if not is_final:
+        if not delivery.is_over:
             feed.go_on()
 
 

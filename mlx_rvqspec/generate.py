@@ -17,17 +17,17 @@ import numpy as np
 
 from .batch import Input, read_batch
 from .cloned_voice import ClonedVoice
+from .delivery import Chunk, How, Job
 from .device_profile import read_profiles, rows_for
 from .encoders import Encoders
 from .feed import Feed, read_feed
-from .guard import POLICIES
 from .heads import choose_place
 from .load import load_model, resolve
 from .model import Qwen3TTS
 from .owner import owner
-from .passages import PARAGRAPH_PAUSE_S, PASSAGE_S, check_pauses, split, spoken
-from .prompt import TEXT_FEEDS, choose_voice
-from .reading import Chunk, How, Job, Reader
+from .passages import PARAGRAPH_PAUSE_S, PASSAGE_S, split, spoken
+from .prompt import choose_voice
+from .reading import Reader
 from .sampling import Sampling, check_seed
 from .spec_decode.drafter import Drafter, device_name, find
 from .spec_decode.stats import Stats
@@ -41,7 +41,6 @@ DOES_NOT_PAY = "speculation was measured on this device and does not pay"
 COMPILER = "g++"  # what MLX runs to compile kernels for the CPU
 CHUNK_FRAMES = 4  # where nothing was measured: 0.32 s
 BATCH_SIZE = 8
-MAX_CHUNK_FRAMES = 750  # a minute
 SPEAK_CHUNK_FRAMES = 16  # speak() has no listener to hurry for; larger chunks cost memory and save little
 
 
@@ -86,6 +85,7 @@ class Engine:
         self.languages = model.config.languages
         self.sampling = model.sampling
         self.text_feed = model.text_feed
+        self.tokenizer = model.tokenizer
 
     def speak(
         self,
@@ -103,6 +103,7 @@ class Engine:
         passage_s: float = PASSAGE_S,
         paragraph_pause_s: float = PARAGRAPH_PAUSE_S,
         on_runaway: str = "keep",
+        carry: int = 0,
     ) -> Speech:
         """The whole of ``text`` as speech: the codes and samples of ``stream`` with the same options."""
         return self._whole(
@@ -120,6 +121,7 @@ class Engine:
                 passage_s=passage_s,
                 paragraph_pause_s=paragraph_pause_s,
                 on_runaway=on_runaway,
+                carry=carry,
             )
         )
 
@@ -139,6 +141,7 @@ class Engine:
         passage_s: float = PASSAGE_S,
         paragraph_pause_s: float = PARAGRAPH_PAUSE_S,
         on_runaway: str = "keep",
+        carry: int = 0,
     ) -> Generator[Chunk, None, None]:
         """Speech in chunks of ``chunk_frames`` x 80 ms, each yielded as soon as it is made; the last is_final.
 
@@ -150,17 +153,20 @@ class Engine:
         per frame). A text that takes more than about passage_s to read, or has paragraphs, is spoken as several
         passages, each with the same seed: see ``passages.split``. on_runaway: what becomes of a passage that does not
         end by itself: "keep" it, "trim" the silence it ended in, "retry" with the seeds of ``guard.attempt_seed``,
-        keeping the last, or "error"; "retry" hands a passage out when it has ended.
+        keeping the last, or "error"; "retry" hands a passage out when it has ended. carry: how many passages before one
+        stay in its prompt, so that it goes on as they did; 0: each stands alone.
         text: whole, or the pieces of one that is still being written, each spoken as soon as the next words are known.
         Raises ValueError at the call for anything the model cannot do (ModelError for a voice that is not for it),
         GenerationError while iterating.
         """
-        how = self._how(decode, sampling, text_feed, chunk_frames, passage_s, paragraph_pause_s, on_runaway)
+        how = self._how(decode, sampling, text_feed, chunk_frames, passage_s, paragraph_pause_s, on_runaway, carry)
         given = (speaker, voice, language, instruct, choose_seed(seed))
         if isinstance(text, str):
             return self._pump(self._reader.read(self._job(Input(text, *given), how)))
-        if text_feed == "full" or on_runaway == "retry":
-            raise ValueError("text_feed 'full' and on_runaway 'retry' need the whole text; it is given in pieces")
+        if text_feed == "full" or on_runaway == "retry" or carry:
+            raise ValueError(
+                "text_feed 'full', on_runaway 'retry' and carry need the whole text; it is given in pieces"
+            )
         job = self._job(Input("a", *given), replace(how, text_feed="stream"))
         if job.voice.clone and job.voice.clone.codes is not None:
             raise ValueError("a voice made with the words of its recording needs the whole text; make one without text")
@@ -177,6 +183,7 @@ class Engine:
         passage_s: float = PASSAGE_S,
         paragraph_pause_s: float = PARAGRAPH_PAUSE_S,
         on_runaway: str = "keep",
+        carry: int = 0,
         batch_size: int = BATCH_SIZE,
     ) -> list[Speech | ValueError | GenerationError]:
         """For each input, in their order, its Speech, or the error that ``speak`` would raise for it.
@@ -188,7 +195,9 @@ class Engine:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; expected 1 or more")
-        how = self._how(decode, sampling, text_feed, SPEAK_CHUNK_FRAMES, passage_s, paragraph_pause_s, on_runaway)
+        how = self._how(
+            decode, sampling, text_feed, SPEAK_CHUNK_FRAMES, passage_s, paragraph_pause_s, on_runaway, carry
+        )
         results: dict[int, Any] = {}
         jobs: dict[int, Job] = {}
         for number, item in enumerate(inputs):
@@ -222,19 +231,19 @@ class Engine:
         passage_s: float,
         paragraph_pause_s: float,
         on_runaway: str,
+        carry: int,
     ) -> How:
         """These options, with the model's own where None. Raises ValueError for one that cannot be."""
-        if on_runaway not in POLICIES:
-            raise ValueError(f"on_runaway is {on_runaway!r}; expected one of {', '.join(POLICIES)}")
-        check_pauses(passage_s, paragraph_pause_s)
-        feed = text_feed or self.text_feed
-        if feed not in TEXT_FEEDS:
-            raise ValueError(f"text_feed is {text_feed!r}; expected one of {', '.join(TEXT_FEEDS)}")
-        chunk_frames = self.chunk_frames if chunk_frames is None else chunk_frames
-        if not 1 <= chunk_frames <= MAX_CHUNK_FRAMES:  # the last chunk is computed in full, however short
-            raise ValueError(f"chunk_frames is {chunk_frames}; expected 1 to {MAX_CHUNK_FRAMES}")
-        settings = sampling or self.sampling
-        return How(self._choose_decode(decode), settings, feed, chunk_frames, passage_s, paragraph_pause_s, on_runaway)
+        return How(
+            self._choose_decode(decode),
+            sampling or self.sampling,
+            text_feed or self.text_feed,
+            self.chunk_frames if chunk_frames is None else chunk_frames,
+            passage_s,
+            paragraph_pause_s,
+            on_runaway,
+            carry,
+        )
 
     def _job(self, item: Input, how: How) -> Job:
         """One text to read, whose seed is given. Raises ValueError for anything the model cannot do."""

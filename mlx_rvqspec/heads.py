@@ -23,7 +23,7 @@ from .cloned_voice import ClonedVoice
 from .kept import Kept
 from .load import weight_files
 from .model import Qwen3TTS
-from .prompt import Prompt, embed_head, embed_rest
+from .prompt import VECTOR, Prompt, embed_head, embed_rest
 from .spec_decode.drafter import cache_folder
 from .speech_decoder.layers import State
 from .tensor_file import read_header
@@ -96,12 +96,14 @@ class Heads:
     def _key(self, prompt: Prompt) -> str:
         """What the head depends on."""
         n, num_plain = prompt.num_head, len(prompt.text_ids) - len(prompt.code_ids)
-        ids = prompt.text_ids[:n], num_plain, prompt.code_ids[: max(0, n - num_plain)]
-        found = hashlib.sha256((self._makers + json.dumps(ids)).encode())
-        if prompt.clone is not None:
-            found.update(prompt.clone.speaker_vector.tobytes())
-            if prompt.clone.codes is not None:
-                found.update(prompt.clone.codes.tobytes())
+        beside = prompt.code_ids[: max(0, n - num_plain)]
+        found = hashlib.sha256((self._makers + json.dumps((prompt.text_ids[:n], num_plain, beside))).encode())
+        num_frames = beside.count(VECTOR)
+        if prompt.speaker_vector is not None:
+            found.update(prompt.speaker_vector.tobytes())
+            num_frames -= 1
+        if num_frames > 0 and prompt.frames is not None:
+            found.update(prompt.frames[:num_frames].tobytes())
         return found.hexdigest()
 
 

@@ -8,6 +8,7 @@ against config.json alone, before any weights are loaded.
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 from tokenizers import Tokenizer
 
 from .cloned_voice import ClonedVoice
@@ -54,8 +55,8 @@ class Voice:
 class Prompt:
     """Ids of the prefill and of the text still to come.
 
-    text_ids: one per position; code_ids: those of the last ``len(code_ids)`` positions, VECTOR for the speaker's
-    vector and then the frames of ``clone``; trailing_ids: one is added per frame, then the pad id; num_head: how many
+    text_ids: one per position; code_ids: those of the last ``len(code_ids)`` positions, VECTOR for speaker_vector [D]
+    and then for each of the frames [T, 16]; trailing_ids: one is added per frame, then the pad id; num_head: how many
     positions come first that do not depend on the text.
     """
 
@@ -63,7 +64,8 @@ class Prompt:
     code_ids: list[int]
     trailing_ids: list[int]
     pad_id: int
-    clone: ClonedVoice | None = None
+    speaker_vector: np.ndarray | None = None
+    frames: np.ndarray | None = None
     num_head: int = 1
 
 
@@ -140,8 +142,19 @@ def _choose_language(config: ModelConfig, language: str) -> str:
     raise ValueError(f"unknown language {language!r}; expected {', '.join(names)}, or a code such as en-US{hint}")
 
 
-def build_prompt(config: ModelConfig, tokenizer: Tokenizer, text: str, voice: Voice, text_feed: str) -> Prompt:
-    """The ids for ``text``: "full" puts all of it before the first frame, "stream" one token beside each frame."""
+def build_prompt(
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    text: str,
+    voice: Voice,
+    text_feed: str,
+    spoken: np.ndarray | None = None,
+) -> Prompt:
+    """The ids for ``text``: "full" puts all of it before the first frame, "stream" one token beside each frame.
+
+    spoken: frames [T, 16] in which its beginning has been said already. The prompt is then what the model has seen when
+    it has come so far by itself: the layout is upstream's for a recording with its words, whatever the kind of model.
+    """
     ids, clone = config.code_decoder, voice.clone
     tokens = tokenizer.encode(f"{ROLE}{text}{END}").ids
     role, words = tokens[:NUM_ROLE_TOKENS], tokens[NUM_ROLE_TOKENS:-NUM_END_TOKENS]
@@ -153,20 +166,24 @@ def build_prompt(config: ModelConfig, tokenizer: Tokenizer, text: str, voice: Vo
     if voice.speaker_id is not None or clone is not None:
         prefix.append(VECTOR if voice.speaker_id is None else voice.speaker_id)
     pad, num_beside = config.tts_pad_token_id, 0
-    if clone is None or clone.codes is None:
-        body = _from_the_start(config, words, text_feed)
-    else:
+    heard = [codes for codes in (clone and clone.codes, spoken) if codes is not None]
+    frames, known = np.concatenate(heard) if heard else None, []
+    if clone is not None and clone.codes is not None:
         known = tokenizer.encode(f"<|im_start|>assistant\n{clone.text}<|im_end|>\n").ids
         known = known[NUM_ROLE_TOKENS:-NUM_REFERENCE_END_TOKENS]
         num_beside = len(known) if text_feed == "full" else min(len(known), len(clone.codes))
-        body = _after_reference(config, [*known, *words], len(clone.codes), text_feed)
+    if frames is None:
+        body = _from_the_start(config, words, text_feed)
+    else:
+        body = _after_frames(config, [*known, *words], len(frames), text_feed)
     text_ids, code_ids, trailing = body
     return Prompt(
         [*front, *role, *[pad] * len(prefix), config.tts_bos_token_id, *text_ids],
         [*prefix, ids.codec_pad_id, *code_ids],
         trailing,
         pad,
-        clone,
+        None if clone is None else clone.speaker_vector,
+        frames,
         len(front) + len(role) + len(prefix) + 1 + num_beside,
     )
 
@@ -179,10 +196,10 @@ def _from_the_start(config: ModelConfig, words: list[int], text_feed: str) -> tu
     return words[:1], [ids.codec_bos_id], [*words[1:], eos]
 
 
-def _after_reference(
+def _after_frames(
     config: ModelConfig, words: list[int], num_frames: int, text_feed: str
 ) -> tuple[list[int], list[int], list[int]]:
-    """The same when ``num_frames`` frames of a reference are the first that was spoken; words: its own and ours."""
+    """The same when the first ``num_frames`` frames have been spoken already; words: theirs and those to come."""
     pad, ids = config.tts_pad_token_id, config.code_decoder
     words, frames = [*words, config.tts_eos_token_id], [ids.codec_bos_id, *[VECTOR] * num_frames]
     if text_feed == "full":
@@ -217,15 +234,15 @@ def _embed(
     if beside:
         codes = decoder.embed_codes(mx.array([[max(code, 0) for code in beside]]))
         if places := [place for place, code in enumerate(beside) if code == VECTOR]:
-            assert prompt.clone
             first = prompt.code_ids[: max(0, begin - num_plain)].count(VECTOR)
-            vectors = _vectors(prompt.clone, model)[first : first + len(places)]
+            vectors = _vectors(prompt, model)[first : first + len(places)]
             codes[:, mx.array(places)] = vectors.astype(codes.dtype)
         rows = rows + mx.pad(codes, [(0, 0), (end - begin - len(beside), 0), (0, 0)])
     return rows, text[0, end - begin :]
 
 
-def _vectors(clone: ClonedVoice, model: Qwen3TTS) -> mx.array:
+def _vectors(prompt: Prompt, model: Qwen3TTS) -> mx.array:
     """What the VECTOR places of a prompt stand for [n, D]: the speaker, then the frames."""
-    speaker = mx.array(clone.speaker_vector)[None]
-    return speaker if clone.codes is None else mx.concatenate([speaker, model.embed_frame(mx.array(clone.codes))])
+    speaker, frames = prompt.speaker_vector, prompt.frames
+    parts = [] if speaker is None else [mx.array(speaker)[None]]
+    return mx.concatenate(parts if frames is None else [*parts, model.embed_frame(mx.array(frames))])

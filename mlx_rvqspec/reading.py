@@ -2,8 +2,9 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,116 +12,49 @@ import mlx.core as mx
 import numpy as np
 
 from .cloned_voice import ClonedVoice
-from .config import ModelConfig
+from .delivery import Account, Chunk, Delivery, Job
 from .guard import NUM_ATTEMPTS, Piece, SilenceWatch, Trimmer, attempt_seed
 from .heads import Heads
 from .model import Qwen3TTS
 from .passages import Passage
-from .prompt import Prompt, Voice, build_prompt
+from .prompt import Prompt, build_prompt
 from .sampling import Sampling
 from .spec_decode.drafter import Drafter
-from .spec_decode.stats import Attempt, Stats, Tally
 from .speech_decoder.decoder import BLOCK_FRAMES
 from .speech_decoder.layers import State
 from .text import longest_speech_s
 from .utterance import Frame, GenerationError, Line, Steps, speak_line
 
-SEAM_S = 0.01  # faded at both sides of a pause: what is cut off in a wave clicks
 
+class Context:
+    """Passages that have been spoken and stay in the prompt of the next: the last ``carry`` that ended by themselves.
 
-@dataclass(frozen=True)
-class Chunk:
-    """A piece of a stream: audio [S] float32 at 24 kHz, codes [T, 16] int32, and on the last one the reason.
-
-    S = 1920 T, and more where a passage ends: the pause behind it has no codes.
-    depths: [T, 16] int32, how many codes ahead each code was drafted; 0 where the decoder chose it itself.
+    A runaway empties it: what has gone wrong once is no good example. codes: [T, 16], None where there are none.
     """
 
-    audio: np.ndarray
-    codes: np.ndarray
-    is_final: bool
-    finish_reason: str | None
-    stats: Stats
-    depths: np.ndarray
+    def __init__(self, carry: int) -> None:
+        self._kept: deque[tuple[Passage, np.ndarray]] = deque(maxlen=carry)
 
+    @property
+    def codes(self) -> np.ndarray | None:
+        return np.concatenate([codes for _, codes in self._kept]) if self._kept else None
 
-@dataclass(frozen=True)
-class How:
-    """How to read, checked: see ``Engine.stream``."""
+    def text_with(self, passage: Passage) -> str:
+        """The text of the context and of the passage behind it, as if they were one passage."""
+        text, end = "", 0
+        for part in (*(kept for kept, _ in self._kept), passage):
+            text, end = text + (" " if text and part.begin > end else "") + part.text, part.end
+        return text
 
-    decode: str
-    sampling: Sampling
-    text_feed: str
-    chunk_frames: int
-    passage_s: float
-    paragraph_pause_s: float
-    on_runaway: str
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to say, and how."""
-
-    passages: tuple[Passage, ...]
-    voice: Voice
-    seed: int
-    how: How
+    def add(self, passage: Passage, codes: np.ndarray, reason: str | None) -> None:
+        """Take in a passage that has been spoken and why it ended."""
+        if reason != "stop":
+            self._kept.clear()
+        else:
+            self._kept.append((passage, codes))
 
 
 Sound = Callable[[list[Frame], int, State, int], tuple[Piece, State]]  # see Reader._sound
-
-
-class Account:
-    """Adds up the Stats of one job."""
-
-    def __init__(self, job: Job, tally: Tally, config: ModelConfig, start: float | None = None) -> None:
-        self.job, self.tally, self.config = job, tally, config
-        self.start, self.first_audio_s = start or time.perf_counter(), 0.0
-        self.frames, self.passage_frames, self.num_samples, self.speech_s = 0, 0, 0, 0.0
-        self.attempts: tuple[Attempt, ...] = ()
-        self.lengths = [passage.ordinary_s for passage in job.passages]  # of a text still coming, what is known
-        self.done_s = 0.0
-
-    def add(self, piece: Piece, number: int, seed: int, num_samples: int) -> Stats:
-        """The Stats with a piece of passage ``number``, which is num_samples long with the pause behind it."""
-        passage_s, rate = self.lengths[number], self.config.frame_rate_hz
-        for origin in piece.origin:
-            self.tally.add(origin)
-        self.frames += len(piece.codes)
-        self.passage_frames += len(piece.codes)
-        self.num_samples += num_samples
-        self.speech_s += piece.speech_s
-        now_s = time.perf_counter() - self.start
-        self.first_audio_s = self.first_audio_s or now_s
-        done_s = self.done_s + min(passage_s, self.passage_frames / rate)
-        if piece.reason:
-            self.end(number, seed, self.passage_frames, piece.reason)
-            self.passage_frames, self.done_s = 0, self.done_s + passage_s
-            done_s = self.done_s
-        return Stats(
-            seed=self.job.seed,
-            decode=self.job.how.decode,
-            frames=self.frames,
-            frame_rate_hz=rate,
-            total_s=now_s,
-            speech_s=self.speech_s,
-            time_to_first_audio_s=self.first_audio_s,
-            audio_s=self.num_samples / self.config.sample_rate,
-            share=done_s / sum(self.lengths),
-            num_passages=len(self.lengths),
-            attempts=self.attempts,
-            **self.tally.counts(),
-        )
-
-    def chunk(self, piece: Piece, number: int, seed: int, audio: np.ndarray, finish_reason: str | None) -> Chunk:
-        """The chunk of a piece of passage ``number`` as ``audio``; finish_reason: of all, if it is the last."""
-        stats = self.add(piece, number, seed, len(audio))
-        depths = self.tally.take_depths()
-        return Chunk(audio, piece.codes, finish_reason is not None, finish_reason, stats, depths)
-
-    def end(self, number: int, seed: int, frames: int, reason: str) -> None:
-        """Note that a passage has been spoken with this seed."""
-        self.attempts += (Attempt(number, seed, frames, reason),)
 
 
 class Row:
@@ -143,7 +77,7 @@ class Row:
 
 
 # Seed and pieces of passage ``number`` of a job, at most so many frames; None where the next is not ready.
-Passages = Callable[[Job, int, Account, int | None], Iterator[tuple[int, Piece | None]]]
+Passages = Callable[[Job, int, Account, Context, int | None], Iterator[tuple[int, Piece | None]]]
 
 
 class Reader:
@@ -173,34 +107,33 @@ class Reader:
 
         passages: where the pieces of each passage come from, if they have been made; start: since when it is at work.
         """
-        account = Account(job, self.steps_for(job.how.sampling, job.how.decode).new_tally(), self._model.config, start)
-        left, last, worst = job.how.sampling.max_frames, len(job.passages) - 1, "stop"
+        delivery, last, context = self.delivery(job, start), len(job.passages) - 1, Context(job.how.carry)
         for number, passage in enumerate(job.passages):
-            begins = True
-            for seed, piece in (passages or self._passage)(job, number, account, left):
+            codes: list[np.ndarray] = []
+            for seed, piece in (passages or self._passage)(job, number, delivery.account, context, delivery.left):
                 if piece is None:
                     yield None
                     continue
-                left = None if left is None else left - len(piece.codes)
-                is_final = piece.reason is not None and (number == last or left == 0)
+                yield delivery.chunk(piece, number, seed, number == last, behind_s=passage.pause_s)
+                codes.append(piece.codes)
                 if piece.reason:
-                    worst = worst_of(worst, piece.reason, "stop" if number == last or left != 0 else "length")
-                pause_s = 0.0 if is_final or not piece.reason else passage.pause_s
-                fades = begins and number > 0, bool(piece.reason) and number < last
-                audio = seam(piece.audio, self._model.config.sample_rate, *fades, pause_s)
-                yield account.chunk(piece, number, seed, audio, worst if is_final else None)
-                begins = False
-            if left == 0:
+                    context.add(passage, np.concatenate(codes), piece.reason)
+            if delivery.is_over:
                 break
 
+    def delivery(self, job: Job, start: float | None = None) -> Delivery:
+        """Of the chunks of a job; start: since when it is at work."""
+        tally = self.steps_for(job.how.sampling, job.how.decode).new_tally()
+        return Delivery(Account(job, tally, self.config, start))
+
     def _passage(
-        self, job: Job, number: int, account: Account, max_frames: int | None
+        self, job: Job, number: int, account: Account, context: Context, max_frames: int | None
     ) -> Iterator[tuple[int, Piece | None]]:
         """The seed and the pieces of one passage that are to be heard, by the job's rule for runaways."""
         num_attempts = NUM_ATTEMPTS if job.how.on_runaway == "retry" else 1
         for attempt in range(num_attempts):
             seed, held = attempt_seed(job.seed, attempt), []
-            row = self.row(job, number, seed, max_frames)
+            row = self.row(job, number, seed, max_frames, context)
             pieces = self._pieces(job, row)
             for piece in map(Trimmer(row.watch).take, pieces) if job.how.on_runaway == "trim" else pieces:
                 if job.how.on_runaway == "error" and piece and piece.reason not in (None, "stop"):
@@ -217,13 +150,15 @@ class Reader:
                 return
             account.end(number, seed, sum(len(piece.codes) for piece in held), held[-1].reason)
 
-    def row(self, job: Job, number: int, seed: int, max_frames: int | None) -> Row:
+    def row(self, job: Job, number: int, seed: int, max_frames: int | None, context: Context) -> Row:
         """What it takes to speak passage ``number`` with one seed; max_frames: None for what its text can need."""
-        model, text = self._model, job.passages[number].text
+        model, passage = self._model, job.passages[number]
         if max_frames is None:
-            max_frames = min(math.ceil(longest_speech_s(text) * model.config.frame_rate_hz), model.max_frames)
-        prompt = build_prompt(model.config, model.tokenizer, text, job.voice, job.how.text_feed)
-        return self._row(job, prompt, seed, max_frames)
+            max_frames = math.ceil(longest_speech_s(passage.text) * model.config.frame_rate_hz)
+            max_frames = min(max_frames, model.max_frames)
+        text, codes = context.text_with(passage), context.codes
+        prompt = build_prompt(model.config, model.tokenizer, text, job.voice, job.how.text_feed, codes)
+        return self._row(job, prompt, seed, max_frames, codes)
 
     def feed_row(self, job: Job, first_id: int) -> Row:
         """The row of a passage of which nothing but its first token is known: the caller adds to what trails."""
@@ -238,13 +173,14 @@ class Reader:
         """Rows [n, D] for ``Line.trailing``."""
         return self._model.code_decoder.embed_text(mx.array([ids]))[0]
 
-    def _row(self, job: Job, prompt: Prompt, seed: int, max_frames: int) -> Row:
+    def _row(self, job: Job, prompt: Prompt, seed: int, max_frames: int, carried: np.ndarray | None = None) -> Row:
         model = self._model
         prefill, trailing, head = self._heads.embed(prompt)
         line = Line(prefill, trailing, seed, max_frames, head)
-        return Row(
-            line, self._sound, self._state_before(job.voice.clone), job.how.chunk_frames, model.config.frame_rate_hz
-        )
+        state = self._state_before(job.voice.clone)
+        if carried is not None:  # as far back as it looks
+            state = self._state_behind(carried[-model.config.speech_decoder.sliding_window :], state)
+        return Row(line, self._sound, state, job.how.chunk_frames, model.config.frame_rate_hz)
 
     def _pieces(self, job: Job, row: Row) -> Iterator[Piece]:
         """The frames of a row, chunk by chunk, until they end or fall silent."""
@@ -273,14 +209,14 @@ class Reader:
             return self._model.speech_decoder.initial_state(1)
         codes = clone.codes
         if clone not in self._states:
-            self._states[clone] = self._heads.behind(clone, lambda: self._state_after(codes))
+            start = self._model.speech_decoder.initial_state(1)
+            self._states[clone] = self._heads.behind(clone, lambda: self._state_behind(codes, start))
         return self._states[clone]
 
-    def _state_after(self, codes: np.ndarray) -> State:
-        decoder = self._model.speech_decoder
-        state = decoder.initial_state(1)
+    def _state_behind(self, codes: np.ndarray, state: State) -> State:
+        """The SpeechDecoder's state when it has also decoded codes [T, 16]."""
         for start in range(0, len(codes), BLOCK_FRAMES):
-            _, state = decoder.step(mx.array(codes[None, start : start + BLOCK_FRAMES]), state)
+            _, state = self._model.speech_decoder.step(mx.array(codes[None, start : start + BLOCK_FRAMES]), state)
             mx.eval(state)  # a block at a time, or the graphs of all of them would be held at once
         return state
 
@@ -300,21 +236,6 @@ class Reader:
         return Piece(codes, origin, samples, frames[-1].reason, time.perf_counter() - begin), state
 
 
-def worst_of(*reasons: str) -> str:
-    """Why a text ended, from why its passages did."""
-    return max(reasons, key=("stop", "silence", "length").index)
-
-
 def runaway(reason: str | None, text: str) -> str:
     """What happened to a passage, for people."""
     return f"{text if len(text) < 40 else text[:37] + '...'!r} did not end by itself but by {reason}"
-
-
-def seam(audio: np.ndarray, sample_rate: int, fade_in: bool, fade_out: bool, pause_s: float) -> np.ndarray:
-    """The samples with faded ends where asked, and a pause behind them."""
-    ramp = np.linspace(0, 1, round(SEAM_S * sample_rate), dtype=np.float32)
-    if fade_in:
-        audio[: len(ramp)] *= ramp
-    if fade_out:
-        audio[-len(ramp) :] *= ramp[::-1]
-    return np.pad(audio, (0, round(pause_s * sample_rate))) if pause_s else audio

@@ -5,9 +5,10 @@ import random
 import numpy as np
 import pytest
 from conftest import TINY
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_passages import PIECES
+from test_rounds_speech import engine as speculating
 
 from mlx_rvqspec.config import read_config
 from mlx_rvqspec.feed import Feed
@@ -49,6 +50,7 @@ def passages(pieces: list[str], passage_s: float = 2.0) -> list[tuple[str, list[
     return found
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=60), st.randoms(use_true_random=False))
 def test_passages_do_not_depend_on_the_pieces(parts: list[str], rng: random.Random):
     text = "".join(parts)
@@ -83,6 +85,15 @@ def test_codes_are_those_of_the_whole_text(engine: Engine, size: int):
     np.testing.assert_array_equal(np.concatenate([chunk.audio for chunk in chunks]), whole.audio)
     assert [chunk.is_final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert chunks[-1].finish_reason == whole.finish_reason and chunks[-1].stats.frames == len(whole.codes)
+
+
+def test_pieces_are_spoken_by_speculation_as_by_plain_decoding():
+    fast, options = speculating(), {"speaker": "ryan", "seed": 3, "sampling": Sampling(max_frames=8)}
+    plain = fast.speak(TEXT, text_feed="stream", decode="plain", **options)
+    pieces = fast.speak([TEXT[:9], TEXT[9:]], decode="spec", **options)
+    assert pieces.stats.rounds < plain.stats.rounds
+    np.testing.assert_array_equal(pieces.codes, plain.codes)
+    np.testing.assert_array_equal(pieces.audio, plain.audio)
 
 
 def test_speech_begins_before_the_text_is_complete(engine: Engine):

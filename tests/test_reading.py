@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from conftest import TINY
 
+from mlx_rvqspec.delivery import SEAM_S
 from mlx_rvqspec.generate import Engine, load
 from mlx_rvqspec.passages import PARAGRAPH_PAUSE_S
-from mlx_rvqspec.reading import SEAM_S
 from mlx_rvqspec.sampling import Sampling
 
 TEXT = "Hello.\n\nWell, yes.\n\n* * *\n\nCome in."  # 7, 9 and 7 frames

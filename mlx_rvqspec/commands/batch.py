@@ -13,17 +13,15 @@ import typer
 
 from ..audio import open_file
 from ..batch import Input
-from ..cloned_voice import ClonedVoice
 from ..config import ModelConfig, read_config
 from ..generate import BATCH_SIZE, Engine, load
-from ..load import fingerprint, fingerprints, resolve
+from ..load import fingerprint, resolve
 from ..manifest import Record, Row, groups_of, key_of, read_rows
 from ..passages import PASSAGE_S, check_pauses, ordinary_s
-from ..prompt import choose_voice
 from ..sampling import MAX_SEED, Sampling
 from ..text import prepare
 from ..version import __version__
-from .passages import OnRunaway, PassageS, PauseMs, duration, ended_well, read
+from .passages import Carry, OnRunaway, PassageS, PauseMs, duration, ended_well, read
 from .shared import (
     GENERATION,
     Dtype,
@@ -39,16 +37,13 @@ from .shared import (
     silent,
     usage_faults,
 )
+from .speaker import Instruct, Language, Speaker, VoiceFile, check_voice
 
 Rows = Annotated[str, typer.Argument(metavar="FILE.jsonl|-", help='One {"text": "..."} a line.', show_default=False)]
 Folder = Annotated[Path, option("Output", "Folder for the files; made if need be.", "--output", "-o", metavar="DIR")]
 Format = Annotated[Literal["wav", "flac", "pcm"], option("Output", "Of the files (wav).")]
 Shard = Annotated[str | None, option("Batch", "Make part I of N only, as in 1/4.", metavar="I/N")]
 Size = Annotated[int, option("Batch", f"Texts spoken side by side ({BATCH_SIZE}).", min=1, metavar="N")]
-Speaker = Annotated[str | None, option("Voice", "Of rows that name none.", metavar="NAME")]
-VoiceFile = Annotated[str | None, option("Voice", "Of rows that name none.", "--voice", metavar="FILE")]
-Language = Annotated[str, option("Voice", "Of rows that name none.", metavar="NAME")]
-Instruct = Annotated[str | None, option("Voice", "Of rows that have none.", metavar="TEXT")]
 Seed = Annotated[int, option("Decoding", "Of rows that have none (0).", min=0, max=MAX_SEED, metavar="N")]
 Frames = Annotated[int | None, option("Decoding", "Stop each text after as many frames of 80 ms.", metavar="N")]
 
@@ -82,18 +77,21 @@ def batch(
     passage_s: PassageS = PASSAGE_S,
     paragraph_pause_ms: PauseMs = 600,
     on_runaway: OnRunaway = "keep",
+    carry: Carry = 0,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Say every row of a JSON Lines file into a file of its own. Run again, it makes what is missing.
 
-    A row has "text", and may have "file", "seed", "speaker", "voice", "language" and "instruct".
+    A row has "text", and may have "file", "seed", "speaker", "voice", "language" and "instruct"; the options of these
+    names are for rows that have none.
 
     mlx-tts batch texts.jsonl -o speech
     """
     tell = silent if quiet or as_json else say
     defaults = {"speaker": speaker, "voice": voice, "language": language, "instruct": instruct, "seed": seed}
     how: dict = {"passage_s": passage_s, "paragraph_pause_s": paragraph_pause_ms / 1000, "on_runaway": on_runaway}
+    how["carry"] = carry
     with usage_faults():
         text = read(None if rows != "-" else rows, None if rows == "-" else Path(rows))
         wanted = read_rows(text.splitlines(), format, defaults)
@@ -144,10 +142,7 @@ def check_rows(rows: list[Row], config: ModelConfig, folder: Path) -> None:
     for row in rows:
         try:
             prepare(row.text)
-            clone = ClonedVoice.load(row.voice) if row.voice else None
-            choose_voice(config, row.speaker, row.language, row.instruct, clone)
-            if clone:
-                clone.check(config, fingerprints(folder))
+            check_voice(config, folder, row.speaker, row.voice, row.language, row.instruct)
         except ValueError as error:
             raise ValueError(f"{row.file}: {error}") from error
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ..delivery import MOST_CARRIED
 from ..passages import split
 from ..spec_decode.stats import Stats
 from ..text import read_bytes, speakable
@@ -20,6 +21,9 @@ Clean = Annotated[bool, option("Text", "Leave out markdown, emoji and web addres
 DryRun = Annotated[bool, option("Text", "Print the passages the text is read in, and end.", "--dry-run")]
 PassageS = Annotated[float, option("Text", "Longest passage in seconds, roughly (15).", min=1, metavar="S")]
 PauseMs = Annotated[int, option("Text", "Pause between paragraphs (600).", min=0, metavar="MS")]
+Carry = Annotated[
+    int, option("Text", "Passages before one that it goes on from (0: each stands alone).", min=0, max=MOST_CARRIED)
+]
 OnRunaway = Annotated[
     Literal["keep", "trim", "retry", "error"],
     option("Text", "When a passage does not end by itself: keep it, trim its silence, retry or fail (keep)."),

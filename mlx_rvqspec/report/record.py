@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..audio import to_pcm16
-from ..reading import Chunk
+from ..delivery import Chunk
 from ..recording import read_recording
 from ..whole_file import replacing
 
@@ -28,7 +28,7 @@ UNREADABLE += (SyntaxError, TypeError, ValueError, zipfile.BadZipFile, zlib.erro
 class Record:
     """A piece of sound, and where it is known, the codes it was made from.
 
-    audio: [S] float32, -1..1; codes, depths: [T, 16] int32, as in ``reading.Chunk``, with T = 0 for mere sound;
+    audio: [S] float32, -1..1; codes, depths: [T, 16] int32, as in ``delivery.Chunk``, with T = 0 for mere sound;
     starts: [T] int64, the sample at which each frame begins. stages: [n, 4] float64 seconds since the text was there,
     a row per chunk: its codes were begun, then they were there, its sound was there, and the audio it brought.
     facts: what else is to be told, JSON-ready.
