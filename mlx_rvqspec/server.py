@@ -1,15 +1,17 @@
 """An HTTP server for one engine, with the speech endpoint of OpenAI's API. Needs the `serve` extra.
 
-Requests take turns: one speaks, a few wait, the rest are told to come later. A client that leaves frees the engine
-within a chunk. What is streamed is one valid container per response, and its samples are those of the whole.
+Requests are checked when they come, and then take turns: one speaks, a few wait, the rest are told to come later. A
+client that leaves frees the engine within a chunk. What is streamed is one valid container per response, and its
+samples are those of the whole.
 """
 
 import asyncio
+import base64
 import contextlib
 import io
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,19 +22,22 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from .audio import FORMATS, Write, encoder, finish_wav, pipe_writer
+from .cloned_voice import ClonedVoice
+from .delivery import Chunk
 from .generate import Engine, choose_seed
 from .names import nearest
-from .reading import Chunk
 from .utterance import GenerationError
 
 CONTENT_TYPES = {"wav": "audio/wav", "pcm": "audio/pcm", "flac": "audio/flac", "mp3": "audio/mpeg"}
 CONTENT_TYPES |= {"opus": "audio/ogg", "ogg": "audio/ogg"}
 DEFAULT_FORMAT = "mp3"  # as in OpenAI's API
-MAX_BODY_BYTES = 1 << 20
+EVENTS = "text/event-stream"
+DESIGN = "design"  # what clients that must name a voice say to a VoiceDesign model
 POLL_S = 0.5  # how soon a client that left the queue is noticed
+STALL_S = 60.0  # a client that takes nothing for so long has gone, though its connection stands
 KNOWN = {"model", "input", "voice", "response_format", "instructions", "speed", "stream_format"}
 KNOWN |= {"stream", "language", "seed", "on_runaway"}  # ours
 
@@ -100,6 +105,26 @@ def whole(chunks: Generator[Chunk, None, None], sample_rate: int, format: str) -
     yield file.getvalue()
 
 
+def events(
+    parts: Generator[bytes, None, None], usage: Mapping[str, Any], num_tokens: int
+) -> Generator[bytes, None, None]:
+    """The same bytes as server-sent events, as OpenAI's API has them.
+
+    usage: filled in by ``Server._counted`` until all parts are there.
+    """
+
+    def event(kind: str, **values: Any) -> bytes:
+        return f"data: {json.dumps({'type': kind, **values})}\n\n".encode()
+
+    with contextlib.closing(parts):
+        for part in parts:
+            if part:
+                yield event("speech.audio.delta", audio=base64.b64encode(part).decode())
+        tokens = {"input_tokens": num_tokens, "output_tokens": usage["frames"]}
+        tokens["total_tokens"] = sum(tokens.values())
+        yield event("speech.audio.done", usage=tokens, finish_reason=usage["finish_reason"])
+
+
 class SpeechResponse(StreamingResponse):
     """A stream with what it holds, which is let go when the response is over, also when the client had left before."""
 
@@ -115,23 +140,39 @@ class SpeechResponse(StreamingResponse):
         self._parts, self._held = parts, held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            with anyio.fail_after(STALL_S):
+                await send(message)
+
         async with self._held:
             try:
-                await super().__call__(scope, receive, send)
-            except ClientDisconnect:
+                await super().__call__(scope, receive, send_in_time)
+            except (ClientDisconnect, TimeoutError):
                 pass
             finally:
                 await self._parts.aclose()
 
 
 class Server:
-    """One engine behind HTTP. num_waiting: requests that may wait while one speaks."""
+    """One engine behind HTTP. num_waiting: requests that may wait while one speaks; clones: a Base model's, by name."""
 
-    def __init__(self, engine: Engine, name: str, *, num_waiting: int = 8, max_characters: int = 20_000) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        *,
+        num_waiting: int = 8,
+        max_characters: int = 20_000,
+        clones: Mapping[str, ClonedVoice] | None = None,
+    ) -> None:
         self.engine, self.name, self.max_characters = engine, name, max_characters
+        self.max_body_bytes = 12 * max_characters + (1 << 16)  # JSON may take 12 bytes for a character
         self.num_waiting, self.waiting = num_waiting, 0
         self.turn = asyncio.Lock()
         self.counts: Counter[str] = Counter()
+        self.clones = dict(clones or {})
+        design = [DESIGN] if engine.config.tts_model_type == "voice_design" else []
+        self.names = [*engine.speakers, *self.clones, *design]
 
     def app(self) -> Starlette:
         routes = [
@@ -144,7 +185,7 @@ class Server:
         return Starlette(routes=routes, exception_handlers={HTTPException: refused})
 
     async def voices(self, request: Request) -> Response:
-        return JSONResponse({"voices": list(self.engine.speakers), "languages": list(self.engine.languages)})
+        return JSONResponse({"voices": self.names, "languages": list(self.engine.languages)})
 
     async def models(self, request: Request) -> Response:
         model = {"id": self.name, "object": "model", "created": 0, "owned_by": "mlx_rvqspec"}
@@ -161,25 +202,32 @@ class Server:
     async def speech(self, request: Request) -> Response:
         """OpenAI's createSpeech: the sound of ``input`` in ``response_format``, as it is made."""
         self.counts["requests"] += 1
-        asked = self._check(await body_of(request))
+        asked = self._check(await body_of(request, self.max_body_bytes))
+        how, streams = asked.get("response_format", DEFAULT_FORMAT), asked.get("stream", True)
+        usage: dict[str, Any] = {}
+        # all that can be wrong with it is found here, before it waits
+        chunks = self._counted(await anyio.to_thread.run_sync(self._start, asked), usage)
+        self.counts["characters"] += len(asked["input"])
         async with contextlib.AsyncExitStack() as stack:
             await self._wait_for_turn(request)
             stack.callback(self.turn.release)
-            chunks = self._start(asked)
-            how = asked.get("response_format", DEFAULT_FORMAT)
             headers = {"X-Sample-Rate": str(self.engine.sample_rate), "X-Seed": str(asked["seed"])}
-            streams = asked.get("stream", True)
             parts = (encoded if streams else whole)(chunks, self.engine.sample_rate, how)
+            kind = CONTENT_TYPES[how]
+            if asked.get("stream_format") == "sse":
+                kind, num_tokens = EVENTS, len(self.engine.tokenizer.encode(asked["input"]).ids)
+                parts = events(parts, usage, num_tokens)
             stack.push_async_callback(close, parts)
             part = await self._next(parts) or b""
             if streams:
-                body = self._send(part, parts)
-                return SpeechResponse(body, stack.pop_all(), media_type=CONTENT_TYPES[how], headers=headers)
-            while (following := await self._next(parts)) is not None:
+                body = self._send(part, parts, kind == EVENTS)
+                return SpeechResponse(body, stack.pop_all(), media_type=kind, headers=headers)
+            while not await request.is_disconnected():
+                following = await self._next(parts)
+                if following is None:
+                    return Response(part, media_type=kind, headers=headers)
                 part += following
-                if await request.is_disconnected():
-                    raise refusal(499, "the client has left")
-            return Response(part, media_type=CONTENT_TYPES[how], headers=headers)
+            raise refusal(499, "the client has left")
 
     def _check(self, asked: dict[str, Any]) -> dict[str, Any]:
         """The request with a seed, or the error that says what is wrong with it."""
@@ -208,21 +256,22 @@ class Server:
             )
         if asked.get("speed", 1) != 1:
             raise refusal(400, "speed is fixed at 1: this model has no control for it", "speed")
-        if asked.get("stream_format", "audio") != "audio":
-            raise refusal(400, "stream_format 'sse' is not supported; 'audio' is", "stream_format")
+        if asked.get("stream_format", "audio") not in ("audio", "sse"):
+            raise refusal(400, f"stream_format is {asked['stream_format']!r}; expected audio or sse", "stream_format")
+        if asked.get("stream_format") == "sse" and not asked.get("stream", True):
+            raise refusal(400, "stream is false, but events are a stream", "stream")
         try:
             seed = choose_seed(asked.get("seed"))
         except ValueError as error:
             raise refusal(400, str(error), "seed") from None
-        self.counts["characters"] += len(text)
         return {**asked, "seed": seed}
 
     def _start(self, asked: dict[str, Any]) -> Generator[Chunk, None, None]:
-        """The chunks of a request, counted as they pass."""
+        """The chunks of a request, or the error that says what is wrong with it; nothing is spoken yet."""
         try:
-            chunks = self.engine.stream(
+            return self.engine.stream(
                 asked["input"],
-                speaker=asked.get("voice"),
+                **self._voice(asked.get("voice")),
                 language=asked.get("language", "auto"),
                 instruct=asked.get("instructions"),
                 seed=asked["seed"],
@@ -230,12 +279,23 @@ class Server:
             )
         except ValueError as error:
             raise refusal(400, str(error)) from None
-        return self._counted(chunks)
 
-    def _counted(self, chunks: Generator[Chunk, None, None]) -> Generator[Chunk, None, None]:
+    def _voice(self, name: str | None) -> dict[str, Any]:
+        """Options of ``Engine.stream`` for this name."""
+        if not self.clones:
+            return {} if name == DESIGN and DESIGN in self.names else {"speaker": name}
+        if name is None and len(self.clones) == 1:
+            return {"voice": next(iter(self.clones.values()))}
+        if name not in self.clones:
+            raise ValueError(f"voice is {name!r}; this server has {', '.join(self.clones)}")
+        return {"voice": self.clones[name]}
+
+    def _counted(self, chunks: Generator[Chunk, None, None], usage: dict[str, Any]) -> Generator[Chunk, None, None]:
+        """The chunks, counted as they pass; usage is filled in at their end."""
         last = None
         try:
             for last in chunks:
+                usage |= {"frames": last.stats.frames, "finish_reason": last.finish_reason}
                 yield last
         finally:
             chunks.close()
@@ -269,15 +329,19 @@ class Server:
             self.counts["failed"] += 1
             raise refusal(500, str(error)) from None
 
-    async def _send(self, first: bytes, parts: Generator[bytes, None, None]) -> AsyncGenerator[bytes, None]:
+    async def _send(
+        self, first: bytes, parts: Generator[bytes, None, None], as_events: bool
+    ) -> AsyncGenerator[bytes, None]:
         """The parts; cancelled when the client has left."""
         try:
             yield first
             while (part := await anyio.to_thread.run_sync(next, parts, None)) is not None:
                 yield part
-        except GenerationError:
+        except GenerationError as error:
             self.counts["failed"] += 1
-            raise  # after the headers only a broken connection can say it
+            if not as_events:
+                raise  # after the headers only a broken connection can say it
+            yield b"data: " + refusal(500, str(error)).detail.encode() + b"\n\n"
 
 
 async def close(parts: Generator[bytes, None, None]) -> None:
@@ -286,13 +350,13 @@ async def close(parts: Generator[bytes, None, None]) -> None:
         await anyio.to_thread.run_sync(parts.close)
 
 
-async def body_of(request: Request) -> dict[str, Any]:
+async def body_of(request: Request, max_bytes: int) -> dict[str, Any]:
     """The JSON object in a request of bounded size."""
     data = bytearray()
     async for part in request.stream():
         data += part
-        if len(data) > MAX_BODY_BYTES:
-            raise refusal(413, f"the request has more than {MAX_BODY_BYTES} bytes")
+        if len(data) > max_bytes:
+            raise refusal(413, f"the request has more than {max_bytes} bytes")
     try:
         asked = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -3,9 +3,11 @@
 import socket
 from typing import Annotated
 
+from ..config import read_config
 from ..generate import load
 from ..load import resolve
-from .shared import USAGE, Dtype, Fault, Local, Model, Quiet, option, progress, say, silent
+from .shared import USAGE, Dtype, Fault, Local, Model, Quiet, option, progress, say, silent, usage_faults
+from .speaker import VoiceFiles, check_voices
 
 Host = Annotated[str, option("Server", "Address; 0.0.0.0 lets other machines in (127.0.0.1).", metavar="ADDRESS")]
 Port = Annotated[int, option("Server", "Port (8000).", min=1, max=65535, metavar="N")]
@@ -17,6 +19,7 @@ Characters = Annotated[int, option("Server", "Longest text of a request (20000).
 def serve(
     model: Model = None,
     local_files_only: Local = False,
+    voice: VoiceFiles = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     name: Name = None,
@@ -37,9 +40,12 @@ def serve(
         raise Fault(USAGE, f"cannot serve ({error}); pip install 'mlx_rvqspec[serve]'") from error
     listener = listen(host, port)
     folder = resolve(model, local_files_only=local_files_only)
+    with usage_faults():
+        clones = check_voices(read_config(folder), folder, voice or [])
     with progress(not quiet):
         engine = load(folder, dtype=dtype)
-    server = Server(engine, name or model or folder.name, num_waiting=num_waiting, max_characters=max_characters)
+    name = name or model or folder.name
+    server = Server(engine, name, num_waiting=num_waiting, max_characters=max_characters, clones=clones)
     level = "warning" if quiet else "info"
     config = uvicorn.Config(server.app(), log_level=level, timeout_graceful_shutdown=5, access_log=False)
     tell = silent if quiet else say
