@@ -2,10 +2,16 @@
 
 import hashlib
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
-from conftest import TINY
+from conftest import MLX_TTS, ROOT, TINY
 from test_cli import run, samples, unloadable  # noqa: F401  fixtures
 
 from mlx_rvqspec.audio import to_pcm16
@@ -119,6 +125,48 @@ def test_a_killed_run_goes_on_to_the_files_of_an_undisturbed_one(run, start, tex
     shards = [json.loads(run(*arguments, "killed", "--json", "--shard", part)[1]) for part in ("1/2", "2/2")]
     assert sorted(counts["made"] for counts in shards) == [0, 1] and sum(counts["kept"] for counts in shards) == 5
     assert hashes(tmp_path / "killed") == whole
+
+
+def children_of(pid: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
+    return sorted(map(int, found.stdout.split()))
+
+
+@pytest.mark.slow
+def test_processes_under_mlx_launch_share_a_batch_also_when_one_is_killed(run, texts, tmp_path):  # noqa: F811
+    """kill -9 of one; mlx.launch ends the other; the same command then makes the files of one process alone."""
+    run("batch", texts, *OPTIONS, "-o", "whole")
+    whole = hashes(tmp_path / "whole")
+    arguments = [*map(str, ["batch", texts, *OPTIONS, "-o", "shared", "--json"])]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]  # its neighbour is free, or the test says so
+    launch = [Path(sys.executable).with_name("mlx.launch"), "-n", "2", "--backend", "ring", "-p", str(port), "--"]
+    options = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "stdin": subprocess.PIPE}
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+    first = subprocess.Popen([*launch, *MLX_TTS, *arguments], **options)
+    deadline = time.monotonic() + 300
+    while not list((tmp_path / "shared").glob("manifest*")):
+        assert first.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    ranks = children_of(first.pid)
+    assert len(ranks) == 2
+    os.kill(ranks[0], signal.SIGKILL)
+    first.communicate(timeout=300)
+    before = hashes(tmp_path / "shared")
+    assert 0 < len(before) < 6 and before.items() <= whole.items()
+
+    out, err = subprocess.Popen([*launch, *MLX_TTS, *arguments], **options).communicate(timeout=600)
+    counts = [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
+    assert len(counts) == 2, err.decode()
+    assert [sum(count[name] for count in counts) for name in ("rows", "failed")] == [6, 0]
+    assert 0 < sum(count["kept"] for count in counts) <= len(before)
+    assert sum(count["made"] + count["kept"] for count in counts) == 6
+    assert hashes(tmp_path / "shared") == whole
+    assert sorted(path.name for path in (tmp_path / "shared").glob("manifest*")) == [
+        "manifest-1-of-2.jsonl",
+        "manifest-2-of-2.jsonl",
+    ]
 
 
 @pytest.mark.parametrize(

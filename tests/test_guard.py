@@ -4,14 +4,19 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import TINY
+from test_rounds_speech import random_drafter, uncompiled
 
 from mlx_rvqspec import guard
+from mlx_rvqspec.batch import Input
 from mlx_rvqspec.commands.batch import Counts, keep, make
 from mlx_rvqspec.commands.shared import silent
-from mlx_rvqspec.generate import Engine, Speech, load
+from mlx_rvqspec.generate import Engine, Speech
 from mlx_rvqspec.guard import NUM_QUIET_KEPT, Piece, SilenceWatch, Trimmer, attempt_seed
+from mlx_rvqspec.load import load_model
 from mlx_rvqspec.manifest import Record, key_of, read_rows
+from mlx_rvqspec.owner import owner
 from mlx_rvqspec.sampling import Sampling
+from mlx_rvqspec.spec_decode.drafter import Form
 from mlx_rvqspec.utterance import GenerationError, Steps
 
 RATE_HZ, SAMPLES = 12.5, 1920
@@ -83,15 +88,15 @@ def test_seeds_of_attempts():
     assert attempt_seed(2**32 - 1, 2) < 2**32
 
 
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """A model that never ends and is heard for three frames; for six with the first derived seed, which then ends."""
+def endless(monkeypatch: pytest.MonkeyPatch, decode: str) -> Engine:
+    """A model that never ends and is heard for three frames."""
     monkeypatch.setattr(guard, "PATIENCE_S", 0.4)
-    engine = load(TINY, compile=False)
-    steps = Steps(engine._model, Sampling(), wrap=lambda function: function)
-    endless = steps.allowed & (mx.arange(steps.allowed.size) != steps.eos)
-    mx.eval(endless)  # here: an array is evaluated in the thread that made it
-    steps.allowed = endless
+    drafter = random_drafter(Form(3, 1, 2, 4, 4, "noise")) if decode == "spec" else None
+    engine = owner().run(lambda: Engine(load_model(TINY), uncompiled, drafter=drafter, num_nodes=16))
+    steps = Steps(engine._model, Sampling(), uncompiled, drafter=drafter, num_nodes=16)
+    without_end = steps.allowed & (mx.arange(steps.allowed.size) != steps.eos)
+    mx.eval(without_end)  # here: an array is evaluated in the thread that made it
+    steps.allowed = without_end
 
     def speech_step(codes, done):
         num_frames = codes.shape[1]
@@ -102,6 +107,11 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(engine._reader, "_speech_step", speech_step)
     monkeypatch.setattr(type(engine._model.speech_decoder), "initial_state", lambda *_: 0)
     return engine
+
+
+@pytest.fixture(params=["plain", "spec"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    return endless(monkeypatch, request.param)
 
 
 def speak(engine: Engine, text: str = "OK", **options) -> Speech:
@@ -126,7 +136,8 @@ def test_a_retry_has_the_codes_of_its_own_seed_and_is_told(engine: Engine, monke
     assert [(a.seed, a.frames, a.finish_reason) for a in tried.stats.attempts] == [(s, 8, "silence") for s in seeds]
     last = engine.speak("OK", speaker="ryan", seed=seeds[2])
     np.testing.assert_array_equal(tried.codes, last.codes)  # the last attempt is kept
-    assert tried.finish_reason == "silence" and tried.stats.frames == 8 and tried.stats.rounds == 8 * 15
+    assert tried.finish_reason == "silence" and tried.stats.frames == 8
+    assert (tried.stats.rounds == 8 * 15) == (tried.stats.decode == "plain")
 
     monkeypatch.setattr(guard, "PATIENCE_S", 100)
     limit = Sampling(max_frames=4)
@@ -140,6 +151,38 @@ def test_a_retry_has_the_codes_of_its_own_seed_and_is_told(engine: Engine, monke
     )
     second = speak(engine, on_runaway="retry", sampling=limit)
     assert [a.finish_reason for a in second.stats.attempts] == ["length", "stop"] and second.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("on_runaway", ["keep", "trim", "retry"])
+def test_every_policy_gives_speculation_the_frames_of_plain(monkeypatch: pytest.MonkeyPatch, on_runaway: str):
+    spec, plain = (speak(endless(monkeypatch, decode), on_runaway=on_runaway) for decode in ("spec", "plain"))
+    assert (spec.stats.decode, plain.stats.decode) == ("spec", "plain")
+    np.testing.assert_array_equal(spec.codes, plain.codes)
+    np.testing.assert_array_equal(spec.audio, plain.audio)
+    assert (spec.finish_reason, spec.stats.attempts) == (plain.finish_reason, plain.stats.attempts)
+
+
+def test_text_in_pieces_is_watched_too(engine: Engine):
+    """All policies but a retry, which cannot be had where nothing can be taken back."""
+    options = {"speaker": "ryan", "seed": 3, "chunk_frames": 4}
+    kept = list(engine.stream(["O", "K"], **options))
+    assert sum(len(chunk.codes) for chunk in kept) == 8 and kept[-1].finish_reason == "silence"
+    cut = list(engine.stream(["O", "K"], on_runaway="trim", **options))
+    assert sum(len(chunk.codes) for chunk in cut) == 3 + NUM_QUIET_KEPT
+    with pytest.raises(GenerationError, match="'OK' did not end by itself but by silence"):
+        list(engine.stream(["O", "K"], on_runaway="error", **options))
+
+
+def test_a_batch_follows_each_policy(engine: Engine):
+    rows = [Input("OK", "ryan", seed=3), Input("Yes.", "ryan", seed=4)]
+    for on_runaway, row in (("keep", 0), ("trim", 1), ("retry", 0)):
+        made = engine.speak_batch(rows, on_runaway=on_runaway)[row]
+        alone = engine.speak(rows[row].text, speaker="ryan", seed=rows[row].seed, on_runaway=on_runaway)
+        assert isinstance(made, Speech)
+        np.testing.assert_array_equal(made.codes, alone.codes)
+        assert (made.finish_reason, made.stats.attempts) == (alone.finish_reason, alone.stats.attempts)
+    for made in engine.speak_batch(rows, on_runaway="error"):
+        assert isinstance(made, GenerationError) and "did not end by itself" in str(made)
 
 
 def test_a_retry_hands_nothing_out_that_it_takes_back(engine: Engine):
