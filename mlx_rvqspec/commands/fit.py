@@ -4,16 +4,21 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..config import read_config
+from ..device_profile import Profile
 from ..load import load_model, resolve
 from ..sampling import MAX_SEED
 from ..spec_decode.drafter import FILE as DRAFTER_FILE
-from ..spec_decode.drafter import cache_folder, find, save
-from .shared import FILES, Dtype, Fault, Quiet, check_writable, progress, say, silent, usage_faults
+from ..spec_decode.drafter import Drafter, cache_folder, find, save
+from .shared import FILES, Dtype, Fault, Quiet, Tell, check_writable, progress, say, silent, usage_faults
+
+if TYPE_CHECKING:  # not needed to speak
+    from ..fit.collect import Frames
+    from ..fit.device import Cost
 
 
 def fit_option(help: str, metavar: str, *names: str, **more: Any) -> Any:
@@ -34,26 +39,14 @@ def fit(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Make a model's drafter, with which it decodes several codes at a time, and measure what that brings here."""
-    from ..fit.collect import Frames, collect  # not needed to speak
-    from ..fit.device import measure_here, told
-    from ..fit.recordings import find_recordings, listen
-    from ..fit.run import make_drafter, texts_for
+    from ..fit.device import measure_here  # not needed to speak
+    from ..fit.run import make_drafter
 
     with usage_faults():
         if output and output.suffix != ".safetensors":
             raise ValueError(f"{output} does not end in .safetensors, as a drafter must")
-        if audio and text:
-            raise ValueError("both --audio and --text given; a drafter is fitted on one of them")
         folder = resolve(model)
-        texts: tuple[list[Any], list[Any]]
-        gather: Callable[..., Frames]
-        if audio:
-            recordings, gather = find_recordings(audio), listen
-            texts = recordings[0::2], recordings[1::2]
-        else:
-            if read_config(folder).tts_model_type == "base":
-                raise ValueError("this is a Base model, which has no voice of its own; --audio fits on recordings")
-            texts, gather = texts_for(text), collect
+        texts, gather = sources(folder, text, audio)
     with progress(not quiet) as show:
         loaded = load_model(folder, dtype=dtype)
         check_writable(cache_folder() / loaded.fingerprint)
@@ -71,6 +64,36 @@ def fit(
             save(drafter, path)
         show("measuring rounds")
         costs, profile = measure_here(loaded, drafter, spoken)
+    report(costs, profile, drafter, path, as_json, silent if quiet else say)
+
+
+def sources(
+    folder: Path, text: Path | None, audio: Path | None
+) -> tuple[tuple[list[Any], list[Any]], Callable[..., "Frames"]]:
+    """Texts or recordings to fit on, and to measure with, and what makes frames of them.
+
+    Raises ValueError for files that are none, and where the model cannot speak what it would be fitted on.
+    """
+    from ..fit.collect import collect
+    from ..fit.recordings import find_recordings, listen
+    from ..fit.run import texts_for
+
+    if audio and text:
+        raise ValueError("both --audio and --text given; a drafter is fitted on one of them")
+    if audio:
+        recordings = find_recordings(audio)
+        return (recordings[0::2], recordings[1::2]), listen
+    if read_config(folder).tts_model_type == "base":
+        raise ValueError("this is a Base model, which has no voice of its own; --audio fits on recordings")
+    return texts_for(text), collect
+
+
+def report(
+    costs: "list[Cost]", profile: Profile, drafter: Drafter, path: Path | None, as_json: bool, tell: Tell
+) -> None:
+    """What was made and measured, as an object or as lines and the name of the file; path: None if nothing was made."""
+    from ..fit.device import told
+
     if as_json:
         facts = {
             "drafter": path and str(path),
@@ -80,7 +103,6 @@ def fit(
         }
         print(json.dumps(facts | dict(drafter.facts)))
         return
-    tell = silent if quiet else say
     for line in told(costs, profile):
         tell(line)
     if path:
