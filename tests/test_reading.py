@@ -61,5 +61,5 @@ def test_a_limit_counts_over_all_passages(engine: Engine, max_frames: int):
 
 @pytest.mark.parametrize("options", [{"passage_s": 0.5}, {"passage_s": float("nan")}, {"paragraph_pause_s": -1}])
 def test_lengths_are_checked_at_the_call(engine: Engine, options: dict):
-    with pytest.raises(ValueError, match="expected 1 or more, and 0 or more"):
+    with pytest.raises(ValueError, match="expected 1 or more, and 0 to 600"):
         engine.stream(TEXT, speaker="ryan", **options)
