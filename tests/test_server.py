@@ -271,8 +271,10 @@ def test_a_client_that_leaves_the_queue_is_no_longer_in_it(address, client, hell
         assert get(address, "/health") == {"status": "ok", "speaking": True, "waiting": 0}
 
 
-def test_what_is_wrong_is_said_before_a_request_waits(address, client):
+def test_what_is_wrong_is_said_before_a_request_waits(address, client, engine, monkeypatch):
     """Also where the queue is full: a request that can never be spoken is not asked to come again."""
+    sound = engine._reader._sound
+    monkeypatch.setattr(engine._reader, "_sound", lambda *args: time.sleep(0.2) or sound(*args))  # it lasts
     with client.audio.speech.with_streaming_response.create(
         model="tiny", input=LONG, voice="ryan", response_format="pcm", extra_body=SEED
     ) as first:
@@ -284,6 +286,7 @@ def test_what_is_wrong_is_said_before_a_request_waits(address, client):
             with pytest.raises(openai.BadRequestError):
                 ask(client, "pcm", **wrong)
         assert get(address, "/health")["waiting"] == 1
+    monkeypatch.undo()
     waiting.join()
 
 
