@@ -240,7 +240,7 @@ def test_the_command_says_what_is_wrong_before_it_speaks(tmp_path, monkeypatch, 
     base = TINY.with_name("tiny_base")
     for arguments, code, message in (
         ((TINY, "-o", "drafter.bin"), 2, "does not end in .safetensors"),
-        ((TINY, "--text", tmp_path / "none.txt"), 3, "No such file"),
+        ((TINY, "--text", tmp_path / "none.txt"), 3, "none.txt does not exist"),
         ((base,), 2, "Base model"),
         ((TINY, "--keep"), 3, "no drafter to keep"),
     ):
