@@ -206,9 +206,8 @@ class Engine:
                 jobs[number] = self._job(replace(item, seed=choose_seed(seed if item.seed is None else item.seed)), how)
             except ValueError as error:  # the input's own
                 results[number] = error
-        numbers = list(jobs)
-        for number, made in self._pump(read_batch(self._reader, list(jobs.values()), batch_size)):
-            results[numbers[number]] = made if isinstance(made, GenerationError) else self._whole(made)
+        for place, made in self._pump(read_batch(self._reader, list(jobs.values()), batch_size)):
+            results[list(jobs)[place]] = made if isinstance(made, GenerationError) else self._whole(made)
         return [results[number] for number in range(len(inputs))]
 
     def _whole(self, chunks: Iterable[Chunk]) -> Speech:
@@ -254,9 +253,9 @@ class Engine:
         chosen = choose_voice(self.config, item.speaker, item.language, item.instruct, clone)
         if clone:
             clone.check(self.config, self._model.fingerprints)
-        pauses = {"passage_s": how.passage_s, "paragraph_pause_s": how.paragraph_pause_s}
         assert item.seed is not None
-        return Job(spoken(split(text, **pauses)), chosen, item.seed, how)
+        passages = split(text, passage_s=how.passage_s, paragraph_pause_s=how.paragraph_pause_s)
+        return Job(spoken(passages), chosen, item.seed, how)
 
     def _choose_decode(self, decode: str | None) -> str:
         """The faster one when None."""
@@ -383,7 +382,8 @@ def load(
         folder = resolve(model)
         loaded = load_model(folder, dtype=dtype, quantize=quantize)
         drafts = find(folder, loaded.multi_code_decoder, loaded.fingerprints, drafter)
-        wrap, device = mx.compile if compiled else _as_it_is, device_name(loaded.precision, compiled)
+        wrap = mx.compile if compiled else lambda function: function
+        device = device_name(loaded.precision, compiled)
         if drafts is None:
             return Engine(loaded, wrap, prompt_cache=place)
         measured = read_profiles(drafts.fingerprint).get(device)
@@ -398,7 +398,3 @@ def load(
         )
 
     return owner().run(build)
-
-
-def _as_it_is(function: Callable) -> Callable:
-    return function

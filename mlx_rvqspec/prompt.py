@@ -5,6 +5,7 @@ embedding, most of them plus the embedding of a code, of a control id or of a cl
 against config.json alone, before any weights are loaded.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
