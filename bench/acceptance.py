@@ -100,20 +100,27 @@ def entropies(model: Qwen3TTS, frames: collect.Frames) -> list[float]:
 def measure(
     name: str,
     size: int,
-    ranks: Callable[[collect.Frames], np.ndarray],
+    ranks: Callable[[collect.Frames, int], np.ndarray],
     calibration: collect.Frames,
     evaluation: dict[str, collect.Frames],
 ) -> tuple[dict[str, Any], dict[int, tuple[Tree, Tree]]]:
-    """What a drafter reaches with trees grown on the calibration frames, and these trees."""
-    trees = grow_tree.grow_trees(ranks(calibration))
-    kinds = {kind: ranks(frames) for kind, frames in evaluation.items()}
-    whole = np.concatenate(list(kinds.values()))
+    """What a drafter reaches with trees grown on the calibration frames, and these trees.
+
+    ranks: of the codes of some frames, in rounds of so many rows.
+    """
+    trees, whole = {}, np.empty(0)
     result: dict[str, Any] = {"num_parameters": size, "codes_per_round": {}, "acceptance": {}, "by_kind": {}}
-    for num_nodes, pair in trees.items():
-        rounds, drafted = grow_tree.rounds_of(whole, *pair)
-        result["codes_per_round"][num_nodes] = drafted.size / int(rounds.sum())
-        result["acceptance"][num_nodes] = drafted.mean(axis=0).round(4).tolist()
-        result["by_kind"][num_nodes] = {kind: grow_tree.codes_per_round(part, *pair) for kind, part in kinds.items()}
+    for sizes in run.SIZES:
+        grown = grow_tree.grow_trees(ranks(calibration, sizes[0]), sizes)
+        kinds = {kind: ranks(frames, sizes[0]) for kind, frames in evaluation.items()}
+        whole = np.concatenate(list(kinds.values()))
+        for num_nodes, pair in grown.items():
+            rounds, drafted = grow_tree.rounds_of(whole, *pair)
+            result["codes_per_round"][num_nodes] = drafted.size / int(rounds.sum())
+            result["acceptance"][num_nodes] = drafted.mean(axis=0).round(4).tolist()
+            by_kind = {kind: grow_tree.codes_per_round(part, *pair) for kind, part in kinds.items()}
+            result["by_kind"][num_nodes] = by_kind
+        trees |= grown
     result["best_candidate_right"] = [
         float((whole[:, 1 : 15 - depth, depth] == 0).mean()) for depth in range(whole.shape[2])
     ]
@@ -128,9 +135,9 @@ def confirm(
     """The frames decoded by the engine: whether the codes are plain decoding's, and rounds found and expected."""
     choice, decoder = model.sampling.rest, model.multi_code_decoder
     frames = frames.take(slice(0, CONFIRMED_FRAMES))
-    noise, ranks, results = collect.noise_of(model, frames.keys), run.drafter_ranks(model, drafter, frames), {}
+    noise, results = collect.noise_of(model, frames.keys), {}
     for num_nodes in CONFIRMED:
-        pair = trees[num_nodes]
+        pair, ranks = trees[num_nodes], run.drafter_ranks(model, drafter, frames, num_nodes)
         rounds = Rounds(
             decoder, drafter.proposer(decoder, choice.form, *pair), *pair, choice.form, wrap=lambda function: function
         )
@@ -182,7 +189,7 @@ def main() -> None:
         return run.fit_drafter(model, frames, form, seed=args.seed, num_steps=num_steps)
 
     def of_drafter(name: str, drafter: Drafter) -> tuple[dict[str, Any], dict[int, tuple[Tree, Tree]]]:
-        ranks = lambda part: run.drafter_ranks(model, drafter, part)  # noqa: E731
+        ranks = lambda part, num_nodes: run.drafter_ranks(model, drafter, part, num_nodes)  # noqa: E731
         return measure(name, drafter.num_parameters, ranks, calibration, evaluation)
 
     results = {"zero offsets": of_drafter("zero offsets", fitted(PAPER, 0))[0]}
@@ -190,7 +197,7 @@ def main() -> None:
     medusa = fit_medusa(model, frames, args.seed, args.steps)
     for ranking in ("probability", "noise"):
         proposer, name = MedusaProposer(medusa, model, ranking), f"Medusa heads, ranked by {ranking}"
-        ranks = lambda part, proposer=proposer: grow_tree.ranks_of(  # noqa: E731
+        ranks = lambda part, num_nodes, proposer=proposer: grow_tree.ranks_of(  # noqa: E731
             model, proposer, model.sampling.rest, part, drafts_first=False
         )
         results[name] = measure(name, sum(w.size for w in medusa.values()), ranks, calibration, evaluation)[0]

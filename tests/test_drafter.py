@@ -42,7 +42,12 @@ def random_drafter(form: Form, seed: int = 0) -> Drafter:
 
 
 def scores_by_formula(
-    drafter: Drafter, base: np.ndarray, slot: int, noise: np.ndarray, embedding: np.ndarray | None
+    drafter: Drafter,
+    base: np.ndarray,
+    slot: int,
+    noise: np.ndarray,
+    embedding: np.ndarray | None,
+    follows_guesses: bool,
 ) -> list[np.ndarray]:
     """Scores of each depth for one row; embedding: of the newest code, where there is one."""
     form, w = drafter.form, {name: np.array(value) for name, value in drafter.weights.items()}
@@ -60,12 +65,14 @@ def scores_by_formula(
         for lag, e in enumerate(known[::-1][: form.num_lags]):
             row = row + heads[book] @ (w["memory_out"] @ (w["memory_in"][lag] @ e))
         scores.append(row)
-        known.append(tables[book, row.argmax()])
+        known.append(tables[book, row.argmax()] * follows_guesses)
     return scores
 
 
+@pytest.mark.parametrize("num_candidates", [1, 4])
+@pytest.mark.parametrize("follows_guesses", [True, False])
 @pytest.mark.parametrize("form", [PAPER, OURS, dataclasses.replace(OURS, ranking="probability", num_positions=1)])
-def test_candidates_follow_the_formula(form: Form):
+def test_candidates_follow_the_formula(form: Form, follows_guesses: bool, num_candidates: int):
     drafter, rng = random_drafter(form), np.random.default_rng(0)
     decoder = model().multi_code_decoder
     D, W = decoder.lm_head.weight.shape[2], decoder.model.codec_embedding.weight.shape[1]
@@ -73,25 +80,27 @@ def test_candidates_follow_the_formula(form: Form):
     noise, slots = rng.gumbel(size=(3, 15, 64)).astype(np.float32), [1, 6, 13]
     newest, tables = np.array([5, 0, 63], dtype=np.int32), np.array(decoder.model.codec_embedding.weight)
     K = form.num_depths
-    proposer = drafters.OffsetProposer(drafter, decoder, CHOICE.form, K, K if form.first_size else 0, 4)
+    depths = K, K if form.first_size else 0
+    kind = {"follows_guesses": follows_guesses}
+    proposer = drafters.OffsetProposer(drafter, decoder, CHOICE.form, *depths, num_candidates, **kind)
     args = [mx.array(x) for x in (state[:, None], newest[:, None], np.array(slots, dtype=np.int32)[:, None], noise)]
     found = np.array(proposer.propose(*args, CHOICE.knobs))
-    assert found.shape == (3, K, 4)
+    assert found.shape == (3, K, num_candidates)
     offsets = np.broadcast_to(np.array(drafter.weights["hidden_offset"]), (15, K, D))
     for row, slot in enumerate(slots):
         base = state[row] + offsets[slot - 1]
         embedding = tables[(slot - 1) * 64 + newest[row]] if form.memory_size else None
-        expected = scores_by_formula(drafter, base, slot, noise[row], embedding)
+        expected = scores_by_formula(drafter, base, slot, noise[row], embedding, follows_guesses)
         for depth in range(min(K, 15 - slot)):
-            assert found[row, depth].tolist() == np.argsort(-expected[depth])[:4].tolist()
+            assert found[row, depth].tolist() == np.argsort(-expected[depth])[:num_candidates].tolist()
     if form.first_size:
         w = {name: np.array(value) for name, value in drafter.weights.items()}
         found = np.array(proposer.propose_first(*(mx.array(x) for x in (hidden, first, noise)), CHOICE.knobs))
         for row in range(3):
             inner = w["first_in"] @ np.concatenate([hidden[row], first[row]])
             base = w["first_out"] @ (inner / (1 + np.exp(-inner))) + w["first_offset"]
-            expected = scores_by_formula(drafter, base, 0, noise[row], None)
-            assert [x.tolist() for x in found[row]] == [np.argsort(-x)[:4].tolist() for x in expected]
+            expected = scores_by_formula(drafter, base, 0, noise[row], None, follows_guesses)
+            assert [x.tolist() for x in found[row]] == [np.argsort(-x)[:num_candidates].tolist() for x in expected]
 
 
 @pytest.mark.parametrize("form", [PAPER, OURS])

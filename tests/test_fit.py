@@ -150,11 +150,11 @@ def test_rounds_are_counted_as_in_words():
     assert grow_tree.rounds_of(ranks, chain, chain)[0].tolist() == [5, 15]
 
 
-@pytest.mark.parametrize("num_nodes", [2, 8, 32])
+@pytest.mark.parametrize("num_nodes", [2, 4, 8, 32])
 def test_simulated_rounds_are_those_of_the_engine(num_nodes: int):
     drafter, frames, choice = fitted(), spoken().take(slice(0, 20)), model().sampling.rest
     tree, first_tree = drafter.trees[num_nodes]
-    expected, _ = grow_tree.rounds_of(run.drafter_ranks(model(), drafter, frames), tree, first_tree)
+    expected, _ = grow_tree.rounds_of(run.drafter_ranks(model(), drafter, frames, num_nodes), tree, first_tree)
     proposer = drafter.proposer(model().multi_code_decoder, choice.form, tree, first_tree)
     rounds = Rounds(model().multi_code_decoder, proposer, tree, first_tree, choice.form, wrap=as_it_is)
     noise = collect.noise_of(model(), frames.keys)

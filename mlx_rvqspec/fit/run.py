@@ -14,14 +14,16 @@ from mlx.utils import tree_flatten
 from ..model import Qwen3TTS
 from ..multi_code_decoder import MultiCodeDecoder
 from ..quantisation import WORD
-from ..spec_decode.drafter import Drafter, Form, OffsetProposer
+from ..spec_decode.drafter import FEW_NODES, Drafter, Form, OffsetProposer
 from .collect import Frames, collect, read_texts
-from .grow_tree import MAX_RANK, grow_trees, ranks_of
+from .grow_tree import MAX_RANK, NUM_NODES, grow_trees, ranks_of
 from .offsets import as_constants, cross_entropy, fit, initial_weights, missed_overlap, offset_drafts
 
 TEXTS = Path(__file__).parent / "texts"
 MAX_SHARE = 0.01  # of the MultiCodeDecoder's parameters
 
+# Rows per round that are drafted for alike.
+SIZES = [size for size in NUM_NODES if size <= FEW_NODES], [size for size in NUM_NODES if size > FEW_NODES]
 NUM_DEPTHS, NUM_LAGS, MAX_SIZE = 6, 2, 64
 DEFAULT_NODES = 4  # rows a round where nobody has measured: nearly the fewest launches (bench/results/frame.json)
 OWN_SPEECH = "codes the model spoke itself, decoded plainly"
@@ -92,16 +94,21 @@ def fit_drafter(
 
 def calibrate(model: Qwen3TTS, drafter: Drafter, frames: Frames) -> Drafter:
     """The drafter with trees grown on ``frames``, which it was not fitted on."""
-    return replace(drafter, trees=grow_trees(drafter_ranks(model, drafter, frames)))
+    trees = {}
+    for sizes in SIZES:
+        trees |= grow_trees(drafter_ranks(model, drafter, frames, sizes[0]), sizes)
+    return replace(drafter, trees=trees)
 
 
-def drafter_ranks(model: Qwen3TTS, drafter: Drafter, frames: Frames) -> np.ndarray:
-    """Ranks of the true codes, see ``grow_tree.ranks_of``, for all depths of a drafter."""
+def drafter_ranks(model: Qwen3TTS, drafter: Drafter, frames: Frames, num_nodes: int) -> np.ndarray:
+    """Ranks of the true codes, see ``grow_tree.ranks_of``, for all depths of a drafter in rounds of so many rows."""
     form, choice = drafter.form, model.sampling.rest
     drafts_first = form.first_size > 0
     num_candidates = min(MAX_RANK, model.multi_code_decoder.num_entries)
     depths = form.num_depths, form.num_depths * drafts_first
-    proposer = OffsetProposer(drafter, model.multi_code_decoder, choice.form, *depths, num_candidates)
+    proposer = OffsetProposer(
+        drafter, model.multi_code_decoder, choice.form, *depths, num_candidates, follows_guesses=num_nodes > FEW_NODES
+    )
     return ranks_of(model, proposer, choice, frames, drafts_first=drafts_first)
 
 

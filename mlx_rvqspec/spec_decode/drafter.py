@@ -4,10 +4,10 @@ The draft for the code ``depth`` places after slot q is head ``q + depth`` on
 
     state(q) + hidden_offset[q, depth] + memory_out @ sum over lag of memory_in[lag] @ e(code q + depth - lag)
 
-where the codes after the newest one are this draft's own best guesses. With one offset per depth for all slots, no
-memory, and candidates ranked by probability, this is the paper's method. Ranked by ``noise``, a candidate's score
-is the verifier's: the filtered logits plus temperature times the very noise row that will choose the code, so a
-good draft is right at any temperature. No drafter changes a code; a bad one only wastes rows.
+where the codes after the newest one are this draft's own best guesses, or in rounds of few rows left out. With one
+offset per depth for all slots, no memory, and candidates ranked by probability, this is the paper's method. Ranked by
+``noise``, a candidate's score is the verifier's: the filtered logits plus temperature times the very noise row that
+will choose the code, so a good draft is right at any temperature. No drafter changes a code; a bad one wastes rows.
 """
 
 import json
@@ -37,6 +37,9 @@ from .tree import Tree
 VERSION = 1
 FILE = "drafter.safetensors"
 RANKINGS = ("probability", "noise")
+# Rounds of so few rows remember the newest code alone: following their own guesses, a step after the other, makes them
+# an eighth longer, and four rows of the built-in voice 2 % better.
+FEW_NODES = 4
 MAX_NODES, MAX_FORM = 1024, 1 << 16  # of a file that is believed
 
 
@@ -87,11 +90,15 @@ class Drafter:
     ) -> "OffsetProposer":
         """What proposes the candidates of these trees when codes are sampled in this form."""
         num_candidates = max((*tree.num_candidates, *first_tree.num_candidates), default=1)
-        return OffsetProposer(self, decoder, sampling_form, tree.num_depths, first_tree.num_depths, num_candidates)
+        depths, few = (tree.num_depths, first_tree.num_depths), max(tree.num_nodes, first_tree.num_nodes) <= FEW_NODES
+        return OffsetProposer(self, decoder, sampling_form, *depths, num_candidates, follows_guesses=not few)
 
 
 class OffsetProposer:
-    """The ``rounds.Proposer`` of a drafter. Pure; everything that does not change is folded into tables here."""
+    """The ``rounds.Proposer`` of a drafter. Pure; everything that does not change is folded into tables here.
+
+    follows_guesses: whether a draft remembers the guesses before it, or only the newest code.
+    """
 
     def __init__(
         self,
@@ -101,7 +108,10 @@ class OffsetProposer:
         num_depths: int,
         num_first_depths: int,
         num_candidates: int,
+        *,
+        follows_guesses: bool = True,
     ) -> None:
+        self.follows_guesses = follows_guesses
         self.form, self.sampling_form, self.num_candidates = drafter.form, sampling_form, num_candidates
         self.lm_head, heads = decoder.lm_head, decoder.lm_head.numbers()
         weights = {name: weight.astype(heads.dtype) for name, weight in drafter.weights.items()}
@@ -113,6 +123,10 @@ class OffsetProposer:
             table = decoder.model.codec_embedding(mx.arange(num_codes * V))
             memory = table @ weights["memory_in"].reshape(-1, table.shape[-1]).T
             self.memory = memory.reshape(num_codes, V, -1)  # [15, V, lags x size]
+            if not follows_guesses:  # [15, V, K x size], what the newest code adds at each depth
+                extra = (num_depths - self.form.num_lags) * self.form.memory_size
+                kept = self.memory[..., : num_depths * self.form.memory_size]
+                self.memory = mx.pad(kept, [(0, 0), (0, 0), (0, max(0, extra))])
             self.memory_heads = (heads @ weights["memory_out"]).swapaxes(-1, -2)
         if self.form.first_size:
             self.first_in, self.first_out = weights["first_in"].T, weights["first_out"].T
@@ -123,7 +137,7 @@ class OffsetProposer:
     def propose(self, state: mx.array, newest: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         """Candidates [B, K, M] int32 for codebooks slot+1..slot+K, best first; see ``rounds.Proposer``."""
         offsets = self.offsets if self.form.num_positions == 1 else self.offsets[slot[:, 0] - 1]
-        known = [self.memory[slot - 1, newest][:, None]] if self.form.memory_size else []
+        known = [self.memory[slot - 1, newest]] if self.form.memory_size else []
         return self._candidates(state + offsets, known, slot, noise, knobs)
 
     def propose_first(self, hidden: mx.array, first: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
@@ -135,7 +149,7 @@ class OffsetProposer:
     def _candidates(
         self, base: mx.array, known: list[mx.array], slot: mx.array, noise: mx.array, knobs: mx.array
     ) -> mx.array:
-        """base: [B, K, D] draft states without memory; known: memory [B, 1, 1, lags x size] of codes before the drafts.
+        """base: [B, K, D] draft states without memory; known: memory [B, 1, lags x size] of codes before the drafts.
 
         Shapes keep their ones: every change of shape is a step of its own in a graph of many small ones.
         """
@@ -145,11 +159,16 @@ class OffsetProposer:
         logits = self.lm_head(base[:, :, None], books).astype(mx.float32)
         rows = mx.take_along_axis(noise, books[..., None], axis=1)[:, :, None]
         scores = self._scores(logits, rows, knobs)  # [B, K, 1, V]
-        if not self.form.memory_size:
+        if not self.form.memory_size or not (known or self.follows_guesses):
             return self._best(scores)
+        if not self.follows_guesses:
+            recalled, heads = known[0].reshape(-1, K, 1, self.form.memory_size), self.memory_heads[books]
+            return self._best(
+                scores + recalled @ heads if scores.dtype != heads.dtype else mx.addmm(scores, recalled, heads)
+            )
         # All but what is remembered is done for all depths at once, the filter included. What is left is a chain.
         parts = [mx.split(x, K, axis=1) for x in (scores, self.memory_heads[books], books[..., None])]
-        memory, guesses, rows = [self._lags(row) for row in known], [], []
+        memory, guesses, rows = [self._lags(row[:, None]) for row in known], [], []
         for depth, (row, heads, book) in enumerate(zip(*parts)):
             if memory:
                 recalled = reduce(
