@@ -67,6 +67,18 @@ def test_the_frame_suite_measures_every_side_on_equal_codes(monkeypatch):
     assert len(rows) == 2 + 2 + 1 + len(frame.CHUNKS) + 2 and all(row.count("|") == 10 for row in rows[:-2])
 
 
+def test_frames_are_decoded_one_after_another():
+    made = []
+
+    def decode(x):
+        assert not made or not harness.primitives(made[-1]), "the frame before is not decoded yet"
+        made.append(x + 1)
+        return made[-1]
+
+    frame.one_by_one(decode, [(mx.zeros(1),)] * 3)  # type: ignore[list-item]
+    assert len(made) == 3
+
+
 def test_rows_that_adapt_are_timed_beside_fixed_ones(monkeypatch):
     monkeypatch.setattr(frame, "LEARNING", 5)
     model = load_model(TINY)
