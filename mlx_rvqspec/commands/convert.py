@@ -9,7 +9,7 @@ import typer
 from ..conversion import convert as write_copy
 from ..load import resolve
 from ..quantisation import level
-from .shared import Json, Quiet, progress, say, usage_faults
+from .shared import Json, progress, say, usage_faults
 
 FEW_BITS = 4  # from here down the codes change much: bench/results/quantisation.json
 
@@ -19,7 +19,7 @@ def convert(
     output: Annotated[Path, typer.Option("--output", "-o", help="The new folder.", metavar="DIR")],
     model: Annotated[str | None, typer.Argument(help="Model folder or hub id; else the built-in voice.")] = None,
     mixed: Annotated[bool, typer.Option("--mixed", help="Those bits for the bulk, finer ones for the rest.")] = False,
-    quiet: Quiet = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only faults on stderr.")] = False,  # -q is the bits
     as_json: Json = False,
 ) -> None:
     """Make a quantised copy of a model: smaller, and faster where reading weights takes the time.
