@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -185,8 +186,9 @@ def test_cold_cache_without_network_is_one_line(
 
 
 def test_nothing_is_fetched_that_must_be_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlx_rvqspec.load.cached", lambda repo: None)
-    monkeypatch.setattr("mlx_rvqspec.load.fetch", lambda repo: pytest.fail("the network was asked"))
+    module = sys.modules["mlx_rvqspec.load"]  # the package has a function of the same name
+    monkeypatch.setattr(module, "cached", lambda repo: None)
+    monkeypatch.setattr(module, "fetch", lambda repo: pytest.fail("the network was asked"))
     with pytest.raises(ModelError, match="not complete in the local cache"):
         resolve("Qwen/None", local_files_only=True)
 

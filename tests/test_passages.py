@@ -116,7 +116,7 @@ def test_a_sentence_too_long_is_cut_at_clauses_and_a_clause_at_words():
 
 
 def test_a_chapter_of_five_thousand_words_is_cut_between_sentences():
-    sentences = [f"{'word ' * (3 + number % 15)}and {number} more." for number in range(450)]
+    sentences = [f"The {'word ' * (3 + number % 15)}and {number} more." for number in range(450)]
     text = "".join(sentence + ("\n\n" if number % 9 == 8 else " ") for number, sentence in enumerate(sentences))
     passages = split(prepare(text))
     assert len(text.split()) > 5000 and len(passages) > 100
