@@ -60,6 +60,7 @@ def _digest(key: str, arrays: Arrays) -> str:
     found = hashlib.sha256(key.encode())
     for name, value in sorted(arrays.items()):
         found.update(f"{name} {value.dtype} {value.shape}".encode())
+        # waits: they are on their way to or from the disk
         found.update(np.array(value.reshape(-1).view(mx.uint8)).tobytes())
     return found.hexdigest()
 
@@ -69,7 +70,7 @@ def _read(path: Path, key: str) -> Arrays | None:
         if not path.is_file():
             return None
         arrays, texts = read_tensors(path)
-        mx.eval(arrays)
+        mx.eval(arrays)  # read from the disk now, or what is wrong with the file would show while speaking
         if texts.get("digest") != _digest(key, arrays):
             return None
         os.utime(path)  # it was used now

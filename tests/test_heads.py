@@ -101,7 +101,7 @@ def test_codes_are_the_same_kept_or_not(files: Path):
     assert len(found(files)) == 2, "the head, and the sound behind the reference"
     engine, worked_out = base("disk"), []
     reader = engine._reader
-    reader._heads._read = reader._state_after = worked_out.append  # type: ignore[method-assign]
+    reader._heads._read = reader._state_behind = worked_out.append  # type: ignore[method-assign]
     assert speak(engine) == expected and not worked_out
 
 

@@ -8,6 +8,7 @@ WAIT = re.compile(r"mx\.eval\(|np\.array\(|\.item\(\)")
 ONCE = {"layers", "load", "spec_decode.drafter", "spec_decode.rounds"}  # when a model is loaded or a size first used
 SPEAKING = {"utterance", "reading", "generate", "spec_decode.frames"}  # a frame, a chunk or a round at a time
 RECORDINGS = {"encoders"}
+PROMPTS = {"heads", "kept"}  # when a voice's first text is read
 ASIDE = ("fit", "bench", "report", "commands")  # what is not speaking
 
 
@@ -27,7 +28,7 @@ def waits() -> dict[str, list[tuple[str, bool]]]:
 
 
 def test_the_host_waits_where_the_table_says():
-    assert set(waits()) == ONCE | SPEAKING | RECORDINGS
+    assert set(waits()) == ONCE | SPEAKING | RECORDINGS | PROMPTS
 
 
 def test_every_wait_has_a_reason():
