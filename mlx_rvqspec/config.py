@@ -223,6 +223,7 @@ class ModelConfig:
     speech_encoder: SpeechEncoderConfig | None  # None: the model cannot encode
     speaker_encoder: SpeakerEncoderConfig | None
     sample_rate: int
+    default_speaker: str | None  # who speaks where the caller names nobody; a key of ours, published files have none
 
     @property
     def name(self) -> str:
@@ -281,6 +282,7 @@ def read_config(folder: Path) -> ModelConfig:
             SpeakerEncoderConfig, data, "speaker_encoder_config", SPEAKER_ENCODER_DEFAULTS, str(where)
         ),
         sample_rate=speech["output_sample_rate"],
+        default_speaker=data.get("default_speaker"),
     )
     _check(config, str(where))
     _check_encoders(config, str(where))
@@ -327,6 +329,10 @@ def _check_ids(config: ModelConfig, where: str) -> None:
         for name, value in named.items():
             if value >= table:
                 raise ModelError(f"{where}: {name:.60} is {value}, its table has {table} rows")
+    if config.default_speaker is not None and config.default_speaker not in config.speakers:
+        raise ModelError(
+            f"{where}: default_speaker {config.default_speaker!r:.60} is none of {', '.join(config.speakers)}"
+        )
     for dialect in ids.spk_is_dialect.values():
         if isinstance(dialect, str) and dialect not in ids.codec_language_id:
             raise ModelError(f"{where}: a speaker's dialect {dialect!r:.60} is not in codec_language_id")

@@ -146,8 +146,8 @@ class Engine:
         """Speech in chunks of ``chunk_frames`` x 80 ms, each yielded as soon as it is made; the last is_final.
 
         chunk_frames: when None the engine's own, the fewest that playing cannot outrun where that was measured;
-        speaker: one of ``speakers``, may be left out where there is only one; voice: what ``make_voice`` made, or the
-        file it was saved to, for a Base model; language: "auto", a name or a code such as "en-US";
+        speaker: one of ``speakers``, may be left out where one is the only or the default; voice: what ``make_voice``
+        made, or the file it was saved to, for a Base model; language: "auto", a name or a code such as "en-US";
         seed: 0..2**32-1, drawn and reported when None; decode: "spec", "plain", or None for the faster; all give the
         same codes; sampling: the checkpoint's own settings when None; text_feed: "full" or "stream" (one text token
         per frame). A text that takes more than about passage_s to read, or has paragraphs, is spoken as several

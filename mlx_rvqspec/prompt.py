@@ -121,8 +121,8 @@ def _choose_speaker(config: ModelConfig, speaker: str | None, clone: ClonedVoice
             raise ValueError(f"speaker {speaker!r} given, but a VoiceDesign model takes a description: instruct=")
         return None
     if speaker is None:
-        if len(names) == 1:
-            return names[0]
+        if len(names) == 1 or config.default_speaker:
+            return config.default_speaker or names[0]
         raise ValueError(f"no speaker given; this model has {', '.join(names)}")
     wanted = speaker.strip().lower().replace(" ", "_").replace("-", "_")
     if wanted in names:

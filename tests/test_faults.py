@@ -61,6 +61,7 @@ FOUND = [  # once a traceback, an endless loop, a read past a table or gigabytes
     (CONFIG, TALKER, "codec_bos_id", 10**6, "codec_bos_id is 1000000, its table has 1088 rows"),
     (CONFIG, TALKER, "codec_bos_id", -1, "codec_bos_id is -1"),
     (CONFIG, TALKER, "spk_id", {"ryan": 5000}, "ryan is 5000"),
+    (CONFIG, "default_speaker", "cedar", "default_speaker 'cedar' is none of "),
     (CONFIG, TALKER, "spk_is_dialect", {"ryan": "klingon"}, "dialect 'klingon'"),
     (CONFIG, "tts_pad_token_id", 99999, "tts_pad_token_id is 99999"),
     (SPEECH, "decoder_config", "sliding_window", 10**9, "sliding_window is 1000000000"),

@@ -1,5 +1,6 @@
 """Which names and combinations a model takes: languages by name and code, dialects through their speakers."""
 
+from dataclasses import replace
 from unicodedata import normalize
 
 import pytest
@@ -65,6 +66,12 @@ def test_dialects_come_with_their_speakers(config: ModelConfig, speaker: str, la
 def test_a_dialect_cannot_be_chosen_and_says_who_speaks_it(config: ModelConfig) -> None:
     with pytest.raises(ValueError, match="beijing_dialect is no language to choose: it is what dylan speaks"):
         choose_voice(config, "ryan", "Beijing_Dialect")
+
+
+def test_where_nobody_is_named_the_models_default_speaks_or_the_caller_must_choose(config: ModelConfig) -> None:
+    with pytest.raises(ValueError, match="no speaker given; this model has .*ryan"):
+        choose_voice(config, None)
+    assert choose_voice(replace(config, default_speaker="ryan"), None).speaker == "ryan"
 
 
 # The rest of what kinds of models take or refuse is in docs/official_calls.md, which test_official_calls.py runs.
