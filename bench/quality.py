@@ -1,7 +1,8 @@
-"""Can the voice be understood: word error rate by stage with an independent ASR, missed ends, lengths, mel pictures.
+"""Can the voices be understood: word error rate by speaker and stage with an independent ASR, missed ends, pictures.
 
     python bench/quality.py --asr DIR [MODEL] [--texts weights/recipe/heldout.tsv] [--num 120] [--seed 0]
-                            [--teacher WAVDIR] [--codes CODES.npz] [--end-seeds 500] [--work DIR]
+                            [--teacher SPEAKER=WAVDIR ...] [--codes SPEAKER=CODES.npz ...]
+                            [--end-seeds 500] [--work DIR]
                             [--quantize full 8 4 mixed]     # these levels instead, into quality_quantised.json
 
 DIR is a faster-whisper model (weights/recipe/README.md says which and where from). WAVDIR holds the teacher's
@@ -13,6 +14,7 @@ import argparse
 import re
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,12 +98,14 @@ def word_errors(asr: Any, texts: dict[str, str], audio: dict[str, np.ndarray]) -
     }
 
 
-def synthesise(engine: tts.Engine, texts: dict[str, str], seed: int, decode: str, **knobs: float) -> tuple[dict, dict]:
+def synthesise(
+    engine: tts.Engine, speaker: str, texts: dict[str, str], seed: int, decode: str, **knobs: float
+) -> tuple[dict, dict]:
     """(audio by id, what it took): one seed for all texts; knobs replace the checkpoint's own sampling settings."""
     audio, frames, begin, unfinished = {}, [], time.perf_counter(), 0
     for name, text in texts.items():
         sampling = replace(engine.sampling, max_frames=40 + 2 * len(text), **knobs)
-        speech = engine.speak(text, seed=seed, decode=decode, sampling=sampling)
+        speech = engine.speak(text, speaker=speaker, seed=seed, decode=decode, sampling=sampling)
         audio[name] = speech.audio
         frames.append(len(speech.codes) / max(1, len(text)))
         unfinished += speech.finish_reason == "limit" or len(speech.codes) >= sampling.max_frames - 1
@@ -119,20 +123,21 @@ def quantised(model: str | None, level: str) -> tts.Engine:
     return tts.load(model, quantize=int(level) if level.isdigit() else None if level == "full" else level)
 
 
-def missed_ends(engine: tts.Engine, num: int) -> dict[str, Any]:
+def missed_ends(engine: tts.Engine, speaker: str, num: int) -> dict[str, Any]:
     """Short texts, every seed once: runs that do not stop by themselves, and frames made."""
     misses, frames = 0, []
     for seed in range(num):
         text = SHORT[seed % len(SHORT)]
         limit = 60
-        speech = engine.speak(text, seed=seed, decode="plain", sampling=replace(engine.sampling, max_frames=limit))
+        sampling = replace(engine.sampling, max_frames=limit)
+        speech = engine.speak(text, speaker=speaker, seed=seed, decode="plain", sampling=sampling)
         misses += len(speech.codes) >= limit - 1
         frames.append(len(speech.codes))
     return {"seeds": num, "missed": misses, "frames": [int(np.percentile(frames, p)) for p in (5, 50, 95, 100)]}
 
 
 def picture(stages: dict[str, np.ndarray], text: str) -> Path:
-    """Mel-like spectrograms of one sentence, one row per stage."""
+    """Mel-like spectrograms of one sentence, one row per speaker and stage."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -170,6 +175,30 @@ def save(folder: Path, stage: str, audio: dict[str, np.ndarray]) -> None:
         soundfile.write(folder / stage / f"{name}.wav", x, 24000)
 
 
+def stages_of(
+    engine: tts.Engine, speaker: str, texts: dict[str, str], options: argparse.Namespace
+) -> dict[str, Callable[[], tuple[dict, dict]]]:
+    """What makes the audio of each stage of a speaker."""
+
+    def stage(engine: tts.Engine, decode: str, **knobs: float) -> Callable[[], tuple[dict, dict]]:
+        return lambda: synthesise(engine, speaker, texts, options.seed, decode, **knobs)
+
+    if options.quantize:
+        return {level: stage(quantised(options.model, level), "plain") for level in options.quantize}
+    stages: dict[str, Callable[[], tuple[dict, dict]]] = {}
+    teacher, codes = (dict(pair.split("=", 1) for pair in pairs) for pairs in (options.teacher, options.codes))
+    if speaker in teacher:
+        stages["teacher"] = lambda: (read_teacher(teacher[speaker], texts), {})
+    if speaker in codes:
+        arrays = np.load(codes[speaker])
+        stages["codec"] = lambda: ({n: engine.decode(arrays[n].astype(np.int32)) for n in texts}, {})
+    stages["plain"] = stage(engine, "plain")
+    stages["plain, temperature 0.9"] = stage(engine, "plain", temperature=0.9)
+    if not engine.why_plain:
+        stages["spec"] = stage(engine, "spec")
+    return stages
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?")
@@ -177,8 +206,8 @@ def main() -> None:
     parser.add_argument("--texts", default=str(Path(__file__).parents[1] / "weights" / "recipe" / "heldout.tsv"))
     parser.add_argument("--num", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--teacher")
-    parser.add_argument("--codes")
+    parser.add_argument("--teacher", nargs="+", default=[])
+    parser.add_argument("--codes", nargs="+", default=[])
     parser.add_argument("--end-seeds", type=int, default=500)
     parser.add_argument("--quantize", nargs="+", default=[])
     parser.add_argument("--work", default=tempfile.gettempdir() + "/quality")
@@ -191,30 +220,20 @@ def main() -> None:
     begin = time.perf_counter()
     engine = tts.load(options.model)
     result: dict[str, Any] = {"environment": environment(), "load_s": round(time.perf_counter() - begin, 2)}
-    result |= {"num_texts": len(texts), "seed": options.seed, "stages": {}}
+    result |= {"num_texts": len(texts), "seed": options.seed, "speakers": {}}
     example: dict[str, np.ndarray] = {}
-    stages: dict[str, Any] = {}
-    if options.teacher:
-        stages["teacher"] = lambda: (read_teacher(options.teacher, texts), {})
-    if options.codes:
-        codes = np.load(options.codes)
-        stages["codec"] = lambda: ({n: engine.decode(codes[n].astype(np.int32)) for n in texts}, {})
-    for level in options.quantize:
-        stages[level] = lambda level=level: synthesise(quantised(options.model, level), texts, options.seed, "plain")
-    if not options.quantize:
-        stages["plain"] = lambda: synthesise(engine, texts, options.seed, "plain")
-        stages["plain, temperature 0.9"] = lambda: synthesise(engine, texts, options.seed, "plain", temperature=0.9)
-        if not engine.why_plain:
-            stages["spec"] = lambda: synthesise(engine, texts, options.seed, "spec")
-    for stage, make in stages.items():
-        audio, extra = make()
-        save(Path(options.work), stage, audio)
-        result["stages"][stage] = {**word_errors(asr, texts, audio), **extra}
-        example[stage] = audio[next(iter(texts))]
-        print(stage, {k: v for k, v in result["stages"][stage].items() if k != "heard"}, flush=True)
+    for speaker in engine.speakers[:1] if options.quantize else engine.speakers:
+        result["speakers"][speaker] = scores = {}
+        for stage, make in stages_of(engine, speaker, texts, options).items():
+            audio, extra = make()
+            save(Path(options.work) / speaker, stage, audio)
+            scores[stage] = {**word_errors(asr, texts, audio), **extra}
+            example[f"{speaker}, {stage}"] = audio[next(iter(texts))]
+            print(speaker, stage, {k: v for k, v in scores[stage].items() if k != "heard"}, flush=True)
+        if not options.quantize:
+            scores["short texts"] = missed_ends(engine, speaker, options.end_seeds)
     if options.quantize:
         return finish("quality_quantised", result)
-    result["short_texts"] = missed_ends(engine, options.end_seeds)
     result["picture"] = picture(example, next(iter(texts.values()))).name
     finish("quality", result)
 
