@@ -1,11 +1,15 @@
 """16 codes per 80 ms frame from the 10 ms parameters of features.py.
 
-codes.py fit OUT.pt CLIPS.pt...              the quantiser
-codes.py encode FIT.pt OUT.pt CLIPS.pt...    {id: {text, ids, codes [T, 16] int16, phones}}
+codes.py fit OUT.pt CLIPS.pt...              the quantiser, on the first speaker
+codes.py add FIT.pt OUT.pt CLIPS.pt...       the same with entries for the second speaker; clips of both
+codes.py encode FIT.pt OUT.pt CLIPS.pt...    {id: {speaker, text, ids, codes [T, 16] int16, phones}}
 
 Code 0 is k-means over which phones sound in the frame's eight sub-frames (plus a little envelope), so it says what is
 spoken. Code 1 is pitch and voicing: periods per frame, voiced pattern. Codes 2 to 15 are residual k-means of the
 envelope (a 2-D cosine transform, principal components) around the mean envelope of code 0.
+
+Code 0 is common to the speakers; of codes 1 to 15 each has 64 entries of its own. The second speaker's envelope is the first's
+plus a fixed difference, which comes with the entries of code 1, but for the last one: silence, where no speaker is heard.
 """
 
 import sys
@@ -15,7 +19,8 @@ import torch
 
 from features import DCT, NUM_CEP, SUB, dct_matrix
 
-K0, KR, NUM_TIME, NUM_PCA = 1024, 64, 5, 64
+K0, KR, NUM_TIME, NUM_PCA = 1024, 64, 5, 64  # KR entries for each speaker
+ROWS = dict(robin=slice(0, KR), jay=slice(KR, 2 * KR))
 TIME = torch.tensor(dct_matrix(SUB, NUM_TIME), dtype=torch.float32)
 
 
@@ -57,15 +62,15 @@ def kmeans(x, k, iters=8, seed=0):
     return c
 
 
-def pitch_book(k, v):
-    """[64, 1 + 2] periods and the first two time-cosines of voicing; every used row keeps a whole number of periods."""
+def pitch_book(k, v, size=KR):
+    """[size, 1 + 2] periods and the first two time-cosines of voicing; every used row keeps a whole number of periods."""
     vt = v @ TIME[:2].T
     rows, share = [], torch.bincount(k, minlength=32).float().sqrt()
-    share = (share / share.sum() * KR).round().long().clamp(max=10)
+    share = (share / share.sum() * size).round().long().clamp(max=10)
     values = [i for i in range(32) if share[i] > 0]
-    while sum(share[i] for i in values) > KR:
+    while sum(share[i] for i in values) > size:
         share[share.argmax()] -= 1
-    while sum(share[i] for i in values) < KR:
+    while sum(share[i] for i in values) < size:
         share[max(values, key=lambda i: (k == i).sum() / share[i])] += 1
     for i in values:
         c = kmeans(vt[k == i], int(share[i]))
@@ -118,7 +123,14 @@ def fit(clips, num_frames=250_000):
     right = (mean_ph.argmax(2)[a] == ph.argmax(2)).float().mean()
     print(f"code 0: entropy {entropy(a):.2f} bits, sub-frame phone right {100 * right:.1f} %", flush=True)
     out["book1"] = pitch_book(k, v)
-    r, total, books = z - out["env0"][a], z.pow(2).sum(1).mean(), []
+    out["shift"] = torch.zeros(KR, NUM_PCA)
+    out["books"] = residual_books(z - out["env0"][a], z, keep)
+    return out
+
+
+def residual_books(r, z, keep):
+    """[14, 64, NUM_PCA]: residual k-means of what code 0 leaves of z."""
+    total, books = z.pow(2).sum(1).mean(), []
     print(f"  after code 0: residual {100 * r.pow(2).sum(1).mean() / total:.2f} %")
     for q in range(2, 16):
         c = kmeans(r[keep], KR, 10, q)
@@ -126,27 +138,66 @@ def fit(clips, num_frames=250_000):
         r = r - c[b]
         books.append(c)
         print(f"  code {q}: residual {100 * r.pow(2).sum(1).mean() / total:.2f} %, entropy {entropy(b):.2f} bits", flush=True)
-    out["books"] = torch.stack(books)
+    return torch.stack(books)
+
+
+def of_speaker(clips, speaker):
+    return [c for c in clips if c["speaker"] == speaker]
+
+
+def speech_mean(ph, env, fit):
+    """Mean envelope features of the frames in which somebody speaks throughout."""
+    return env[ph[:, :, fit["phones"].index("pau")].sum(1) == 0].mean(0)
+
+
+def add_speaker(clips, fit, num_frames=250_000):
+    first, second = (tensors(of_speaker(clips, s), fit["phones"]) for s in ROWS)
+    ph, env, k, v = second
+    shift = speech_mean(ph, env, fit) - speech_mean(*first[:2], fit)
+    out = dict(fit, shift=torch.cat([fit["shift"], (shift @ fit["pca"]).repeat(KR, 1)]))
+    out["shift"][-1] = 0
+    out["book1"] = torch.cat([fit["book1"], pitch_book(k, v, KR - 1), torch.tensor([[10.0, 0.0, 0.0]])])
+    a, code1, r = coarse(ph, env, k, v, out, "jay")
+    print(f"{len(env)} frames, {100 * (code1 == KR - 1).float().mean():.1f} % silent; code 0: entropy {entropy(a):.2f} bits; code 1: {entropy(code1):.2f}")
+    keep = torch.randperm(len(r), generator=torch.Generator().manual_seed(0))[:num_frames]
+    out["books"] = torch.cat([fit["books"], residual_books(r, (env - fit["mean"]) @ fit["pca"], keep)], 1)
     return out
+
+
+def coarse(ph, env, k, v, fit, speaker):
+    """Codes 0 and 1 (the latter counted from the speaker's first entry), and what they leave of the envelope's components."""
+    book, shift = fit["book1"][ROWS[speaker]], fit["shift"][ROWS[speaker]]
+
+    def without(shift):
+        y = env - shift @ fit["pca"].T
+        a = assign(semantic_input(ph, y, fit), fit["book0"])
+        return a, (y - fit["mean"]) @ fit["pca"] - fit["env0"][a]
+
+    a, r = without(shift[0])
+    if not shift.any():
+        return a, encode_pitch(book, k, v), r
+    b, q = without(shift[-1])
+    silent = (v.sum(1) == 0) & (q.pow(2).sum(1) < r.pow(2).sum(1))
+    code1 = torch.where(silent, KR - 1, encode_pitch(book[:-1], k, v))
+    return torch.where(silent, b, a), code1, torch.where(silent[:, None], q, r)
 
 
 def encode(clip, fit):
     """[T, 16] int16."""
-    ph, env, k, v = tensors([clip], fit["phones"])
-    a = assign(semantic_input(ph, env, fit), fit["book0"])
-    codes = [a, encode_pitch(fit["book1"], k, v)]
-    r = (env - fit["mean"]) @ fit["pca"] - fit["env0"][a]
-    for c in fit["books"]:
+    rows = ROWS[clip["speaker"]]
+    a, code1, r = coarse(*tensors([clip], fit["phones"]), fit, clip["speaker"])
+    codes = [a, rows.start + code1]
+    for c in fit["books"][:, rows]:
         b = assign(r, c)
         r = r - c[b]
-        codes.append(b)
+        codes.append(rows.start + b)
     return torch.stack(codes, 1).to(torch.int16)
 
 
 def decode(codes, fit):
     """(cep [8T, 28], k [T], v [8T]) for features.synth, straight from the tables."""
     codes = codes.long()
-    z = fit["env0"][codes[:, 0]] + sum(fit["books"][q - 2][codes[:, q]] for q in range(2, 16))
+    z = fit["env0"][codes[:, 0]] + fit["shift"][codes[:, 1]] + sum(fit["books"][q - 2][codes[:, q]] for q in range(2, 16))
     env = (z @ fit["pca"].T + fit["mean"]).view(-1, NUM_TIME, NUM_CEP)
     cep = torch.einsum("ks,tkc->tsc", TIME, env).reshape(-1, NUM_CEP)
     row = fit["book1"][codes[:, 1]]
@@ -189,11 +240,14 @@ def main(command, *args):
     if command == "fit":
         clips = [c for p in args[1:] for c in torch.load(p, weights_only=False).values()]
         torch.save(fit(clips), args[0])
+    elif command == "add":
+        clips = [c for p in args[2:] for c in torch.load(p, weights_only=False).values()]
+        torch.save(add_speaker(clips, torch.load(args[0], weights_only=False)), args[1])
     else:
         quantiser, out = torch.load(args[0], weights_only=False), {}
         for p in args[2:]:
             for name, c in torch.load(p, weights_only=False).items():
-                out[name] = dict(text=c["text"], ids=c["ids"], codes=encode(c, quantiser), phones=c["phones"])
+                out[name] = dict(speaker=c["speaker"], text=c["text"], ids=c["ids"], codes=encode(c, quantiser), phones=c["phones"])
         torch.save(out, args[1])
         per = [(edit_distance(phone_string(c["codes"][:, 0], quantiser), phone_labels(c)), len(phone_labels(c))) for c in list(out.values())[:300]]
         print(f"{len(out)} clips; phone errors of true code 0 against the labels: {100 * sum(e for e, _ in per) / sum(n for _, n in per):.1f} %")

@@ -1,7 +1,7 @@
 """Make the training text and let the teacher voice speak it.
 
 corpus.py texts AUSTEN.txt OUTDIR            OUTDIR/train.tsv, more.tsv, heldout.tsv (id<TAB>text)
-corpus.py speak TEXTS.tsv OUTDIR [PART/OF]   OUTDIR/<id>.wav (32 kHz) and OUTDIR/<id>.lab
+corpus.py speak TEXTS.tsv OUTDIR [PART/OF] [robin|jay]      OUTDIR/<id>.wav and OUTDIR/<id>.lab
 
 AUSTEN.txt: Rscript -e 'library(janeaustenr); writeLines(austen_books()$text, "AUSTEN.txt")'.
 A .lab file has one line per phone, `S name end_s`, and one per word,
@@ -14,6 +14,8 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+
+import teacher_flite
 
 WORDNET = Path("/usr/share/wordnet")
 TITLES = {"mr", "mrs", "dr", "st"}
@@ -159,16 +161,21 @@ SCHEME = """(voice_cmu_us_slt_arctic_hts)
 """
 
 
-def speak(tsv, out, part="0/1", chunk=100):
-    """One festival process per `chunk` texts; finished ids are skipped, so it can be rerun."""
+def speak(tsv, out, part="0/1", speaker="robin", chunk=100):
+    """Finished ids are skipped, so it can be rerun. robin: one festival process per `chunk` texts."""
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     i, of = map(int, part.split("/"))
     rows = [line.rstrip("\n").split("\t", 1) for line in open(tsv)]
+    flite = teacher_flite.Flite() if speaker == "jay" else None
     blocks = [rows[k : k + chunk] for k in range(0, len(rows), chunk)][i::of]
     for block in blocks:
         todo = [(n, t) for n, t in block if not (out / f"{n}.wav").exists()]
         if not todo:
+            continue
+        if flite:
+            for n, t in todo:
+                flite.speak(t, out / n)
             continue
         lines = [f'(dump (utt.synth (Utterance Text "{t}")) "{out / n}")' for n, t in todo]
         script = out / f"job{i}.scm"

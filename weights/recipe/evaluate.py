@@ -18,7 +18,8 @@ from codes import decode, edit_distance, phone_labels, phone_string
 from decoder_net import CONFIG, SpeechDecoder
 from features import SR, synth
 from speak import generate, specials
-from talker_net import EOS, NUM_BOOKS, Talker, config
+from talker_net import EOS, NUM_BOOKS, SPEAKERS, Talker, config
+from train_lm import columns
 
 
 @torch.no_grad()
@@ -30,7 +31,7 @@ def entropy(net, special, clips):
         text = torch.full((len(codes),), special["tts_pad"])
         tail = torch.tensor([*c["ids"][1:], special["tts_eos"]])[: len(codes)]
         text[: len(tail)] = tail
-        head = net.prefill(torch.tensor(c["ids"][:1]), special, True)
+        head = net.prefill(torch.tensor(c["ids"][:1]), special, True, torch.tensor([SPEAKERS[c["speaker"]]]))
         x = torch.cat([head, (net.frame(codes) + net.text(text))[None]], 1)
         for layer in net.model.layers:
             x = layer(x)
@@ -69,7 +70,7 @@ def main():
             print(f"code {q}: cross-entropy {x:.2f} nats, perplexity {x.exp():.1f}, entropy {e:.2f} nats")
         return
     if a.stage in ("tts", "lm"):
-        made, capped = generate(net, specials(tok), [c["ids"] for c in clips.values()], temperature=a.temperature, sub_temperature=a.sub_temperature, seed=a.seed)
+        made, capped = generate(net, specials(tok), *columns(clips.values()), temperature=a.temperature, sub_temperature=a.sub_temperature, seed=a.seed)
         e = sum(edit_distance(phone_string(x[:, 0], fit), phone_labels(c)) for x, c in zip(made, clips.values()))
         n = sum(len(phone_labels(c)) for c in clips.values())
         print(f"phone errors {100 * e / n:.1f} %, no end {sum(capped)}, length {sum(map(len, made)) / sum(map(len, codes.values())):.3f}")

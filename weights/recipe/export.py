@@ -14,9 +14,8 @@ from safetensors.torch import save_file
 
 import spelling
 from decoder_net import CONFIG as DECODER
-from talker_net import BOS, ENGLISH, EOS, K0, NOTHINK, PAD, SPEAKER, THINK, THINK_BOS, THINK_EOS, config
+from talker_net import BOS, ENGLISH, EOS, K0, NOTHINK, PAD, SPEAKERS, THINK, THINK_BOS, THINK_EOS, config
 
-SPEAKER_NAME = "robin"
 GENERATION = dict(
     do_sample=True, repetition_penalty=1.0, temperature=0.6, top_k=50, top_p=1.0, subtalker_dosample=True,
     subtalker_temperature=0.9, subtalker_top_k=50, subtalker_top_p=1.0, max_new_tokens=1500, non_streaming_mode=False,
@@ -37,13 +36,13 @@ def model_config(tok):
     talker = {
         **c, **common, "model_type": "qwen3_tts_talker", "max_position_embeddings": 32768, "position_id_per_seconds": 13,
         "rope_scaling": {"interleaved": True, "mrope_section": [half - 2 * (half // 3), half // 3, half // 3], "rope_type": "default", "type": "default"},
-        "code_predictor_config": cp, "spk_id": {SPEAKER_NAME: SPEAKER}, "spk_is_dialect": {SPEAKER_NAME: False},
+        "code_predictor_config": cp, "spk_id": SPEAKERS, "spk_is_dialect": dict.fromkeys(SPEAKERS, False),
         "codec_language_id": {"english": ENGLISH}, "codec_pad_id": PAD, "codec_bos_id": BOS, "codec_eos_token_id": EOS,
         "codec_think_id": THINK, "codec_nothink_id": NOTHINK, "codec_think_bos_id": THINK_BOS, "codec_think_eos_id": THINK_EOS,
     }  # fmt: skip
     return {
         "architectures": ["Qwen3TTSForConditionalGeneration"], "model_type": "qwen3_tts", "tokenizer_type": "qwen3_tts_tokenizer_12hz",
-        "tts_model_size": "0b6", "tts_model_type": "custom_voice", **ids, "talker_config": talker, "transformers_version": "4.57.3",
+        "tts_model_size": "0b6", "tts_model_type": "custom_voice", "default_speaker": next(iter(SPEAKERS)), **ids, "talker_config": talker, "transformers_version": "4.57.3",
     }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Speech as 10 ms parameters on a timeline that keeps step with the text, and back to a waveform.
 
-features.py TEXTS.tsv SPEECHDIR OUT.pt [PART/OF] [LIMIT]
+features.py TEXTS.tsv SPEECHDIR OUT.pt [PART/OF] [LIMIT] [robin|jay]
 
 Each clip is analysed (spectral envelope, pitch, voicing), its words are moved so that the token with index i is spoken
 near frame LEAD + i, and its pitch is rounded to a whole number of periods per 80 ms frame. The waveform `synth` makes
@@ -22,7 +22,8 @@ SR, FRAME, SUB, HOP = 24000, 1920, 8, 240
 LEAD, TAIL = 6, 1.5
 NUM_CEP, NUM_MEL, NFFT = 28, 64, 1024
 FLOOR_DB = -75.0
-GAIN = 1.0
+GAIN = dict(robin=1.0, jay=0.72)
+PITCH = dict(robin=1.0, jay=1.2)  # raised so that whole periods per frame are fine enough a step
 
 
 def mel_points():
@@ -76,7 +77,8 @@ def pitch(x):
     v = voiced.numpy().astype(np.float32)
     f = f0.numpy()
     if v.any():
-        f = np.log(medfilt(f[v > 0], 9))
+        f = f[v > 0]
+        f = np.log(medfilt(f, 9) if len(f) >= 9 else np.full(len(f), np.median(f)))  # medfilt pads with zeros
         f = np.interp(np.arange(n), np.flatnonzero(v), np.clip(f, np.median(f) - 0.4, np.median(f) + 0.5))
         f = np.exp(np.convolve(np.pad(f, 3, mode="edge"), np.ones(7) / 7, "valid"))
     else:
@@ -154,16 +156,17 @@ def plan(words, first, num_tokens, slow=1.1, lo=0.85, hi=1.45, ahead=4):
     return np.array(old), np.array(new), int(np.ceil(t + TAIL))
 
 
-def clip_features(text, wav, lab, tok):
-    """dict(ids, cep [8T, 28], k [T] periods per frame, v [8T], phones [(name, start, end) in sub-frames], lag [words])."""
+def clip_features(text, wav, lab, tok, speaker):
+    """dict(speaker, ids, cep [8T, 28], k [T] periods per frame, v [8T], phones [(name, start, end) in sub-frames], lag [words])."""
     phones, words = read_lab(lab)
     ids, first = token_starts(tok, text)
     if len(words) != len(first) or not words or min(e - s for s, e in words) <= 0:
         return None
     x, sr = sf.read(wav, dtype="float32")
-    x = resample_poly(x, 3, 4).astype(np.float32) * GAIN
+    x = resample_poly(x, SR // 1000, sr // 1000).astype(np.float32) * GAIN[speaker]
     f0, v = pitch(x)
     cep = envelope(x, f0)
+    f0 = f0 * PITCH[speaker]
     old, new, T = plan(words, first, len(ids))
     old = np.concatenate([[old[0] - LEAD * 0.08], old, [old[-1] + (T - new[-1]) * 0.08]])
     new = np.concatenate([[0.0], new, [float(T)]])
@@ -182,7 +185,7 @@ def clip_features(text, wav, lab, tok):
     moved[0] = (moved[0][0], 0.0, moved[0][2])
     moved[-1] = (moved[-1][0], moved[-1][1], float(T * SUB))
     lag = [float(np.interp(s, old, new)) - LEAD - f for (s, _), f in zip(words, first)]
-    return dict(ids=ids, cep=cepw.half(), k=torch.tensor(k), v=torch.tensor(vw, dtype=torch.uint8), phones=moved, lag=lag)
+    return dict(speaker=speaker, ids=ids, cep=cepw.half(), k=torch.tensor(k), v=torch.tensor(vw, dtype=torch.uint8), phones=moved, lag=lag)
 
 
 SILENCE = torch.full((NUM_MEL,), float(np.log(10 ** (FLOOR_DB / 10)))) @ DCT.T
@@ -256,7 +259,7 @@ def synth(cep, k, v):
     return out[:n].numpy()
 
 
-def main(tsv, speech, out, part="0/1", limit="1000000"):
+def main(tsv, speech, out, part="0/1", limit="1000000", speaker="robin"):
     torch.set_num_threads(1)
     i, of = map(int, part.split("/"))
     tok, data, bad = spelling.build()[0], {}, 0
@@ -265,7 +268,7 @@ def main(tsv, speech, out, part="0/1", limit="1000000"):
         wav, lab = Path(speech, name + ".wav"), Path(speech, name + ".lab")
         if not wav.exists():
             continue
-        clip = clip_features(text, wav, lab, tok)
+        clip = clip_features(text, wav, lab, tok, speaker)
         if clip is None:
             bad += 1
         else:

@@ -26,7 +26,9 @@ def main(fit, tokenizer, out):
 
     scale, first = fit["env0"].std(), table("rvq_first.vq.layers.0")[:, :64]
     sign = torch.sign((fit["env0"] / scale * first).sum(0))  # of a principal component: arbitrary
-    order = order_of(first, fit["env0"] / scale * sign)
+    fit |= dict(pca=fit["pca"] * sign, env0=fit["env0"] * sign)
+    fit["book0"][:, -16:] *= sign[-16:]
+    order = order_of(first, fit["env0"] / scale)
     print("code 0: moved", int((order != torch.arange(len(order))).sum()))
     fit |= {name: fit[name][order] for name in ("book0", "env0", "ph0")}
     second = table("rvq_rest.vq.layers.0")[:64, 64:106]
@@ -34,7 +36,7 @@ def main(fit, tokenizer, out):
     order = order_of(second, torch.cat([bumps, fit["book1"][:, 1:]], 1))
     print("code 1: moved", int((order != torch.arange(len(order))).sum()))
     fit["book1"] = fit["book1"][order]
-    fit["books"] = torch.stack([table(f"rvq_rest.vq.layers.{i}")[:64, :64] * sign * scale for i in range(1, 15)])
+    fit["books"] = torch.stack([table(f"rvq_rest.vq.layers.{i}")[:64, :64] * scale for i in range(1, 15)])
     torch.save(fit, out)
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from talker_net import EOS, K0, NUM_BOOKS
+from talker_net import EOS, K0, NUM_BOOKS, SPEAKERS
 
 
 def specials(tok):
@@ -18,8 +18,8 @@ def draw(logits, temperature, top_k, g):
 
 
 @torch.no_grad()
-def generate(net, special, ids, english=True, temperature=0.7, top_k=50, sub_temperature=0.9, sub_top_k=50, seed=0, limit=None, penalty=1.0):
-    """[T, 16] codes for each list of token ids."""
+def generate(net, special, ids, speakers, english=True, temperature=0.7, top_k=50, sub_temperature=0.9, sub_top_k=50, seed=0, limit=None, penalty=1.0):
+    """[T, 16] codes for each list of token ids, by the speaker of that name."""
     g = torch.Generator().manual_seed(seed)
     B, steps = len(ids), limit or 40 + int(1.6 * max(map(len, ids)))
     text = torch.full((B, steps + 1), special["tts_pad"])
@@ -27,7 +27,7 @@ def generate(net, special, ids, english=True, temperature=0.7, top_k=50, sub_tem
         row = torch.tensor([*x[1:], special["tts_eos"]])[: steps + 1]
         text[b, : len(row)] = row
     caches = [[] for _ in net.model.layers]
-    x = net.prefill(torch.tensor([i[0] for i in ids]), special, english)
+    x = net.prefill(torch.tensor([i[0] for i in ids]), special, english, torch.tensor([SPEAKERS[s] for s in speakers]))
     out, length = torch.zeros(B, steps, NUM_BOOKS, dtype=torch.long), torch.full((B,), steps)
     seen = torch.zeros(B, K0 + 1024, dtype=torch.bool)
     cp = net.code_predictor

@@ -4,9 +4,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-K0, KR, NUM_BOOKS = 1024, 64, 16
+K0, KR, NUM_BOOKS = 1024, 128, 16  # KR: codes 1 to 15, 64 of each speaker
 PAD, BOS, EOS, THINK, NOTHINK, THINK_BOS, THINK_EOS = (K0 + x for x in (100, 101, 102, 106, 107, 108, 109))
-ENGLISH, SPEAKER = K0 + 2, K0 + 1018
+ENGLISH, SPEAKERS = K0 + 2, dict(robin=K0 + 1018, jay=K0 + 1017)
 
 
 class RMSNorm(nn.Module):
@@ -145,15 +145,17 @@ class Talker(nn.Module):
         tables = [self.model.codec_embedding, *self.code_predictor.model.codec_embedding]
         return torch.stack([hidden] + [tables[i](codes[:, i]) for i in range(NUM_BOOKS - 1)], 1)
 
-    def prefill(self, ids0, special, english):
-        """[B, P, D]: the published prompt up to T(text[0]) + C(bos); special: name -> text id."""
+    def prefill(self, ids0, special, english, speaker):
+        """[B, P, D]: the published prompt up to T(text[0]) + C(bos); special: name -> text id; speaker [B]: their codec ids."""
         B = len(ids0)
         role = self.text(torch.tensor([special["im_start"], special["assistant"], special["newline"]]))
         codec = [THINK, THINK_BOS, ENGLISH, THINK_EOS] if english else [NOTHINK, THINK_BOS, THINK_EOS]
-        codec = self.model.codec_embedding(torch.tensor(codec + [SPEAKER, PAD]))
-        text = self.text(torch.tensor([special["tts_pad"]] * (len(codec) - 1) + [special["tts_bos"]]))
+        codec = torch.tensor(codec + [0, PAD]).repeat(B, 1)
+        codec[:, -2] = speaker
+        codec = self.model.codec_embedding(codec)
+        text = self.text(torch.tensor([special["tts_pad"]] * (codec.shape[1] - 1) + [special["tts_bos"]]))
         first = self.text(ids0)[:, None] + self.model.codec_embedding(torch.tensor(BOS))
-        return torch.cat([torch.cat([role, codec + text]).expand(B, -1, -1), first], 1)
+        return torch.cat([role.expand(B, -1, -1), codec + text, first], 1)
 
 
 def config(text_vocab):

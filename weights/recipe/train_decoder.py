@@ -1,6 +1,6 @@
 """Train the SpeechDecoder: codes to the waveform that features.synth makes of the same clip.
 
-train_decoder.py FIT.pt OUTDIR CLIPS.pt... [--steps N] [--clips N] [--seed S] [--smoke]
+train_decoder.py FIT.pt OUTDIR CLIPS.pt... [--start MODEL.safetensors] [--steps N] [--clips N] [--seed S] [--smoke]
 
 Writes OUTDIR/state.pt (weights, their running mean, optimiser, step; picked up again when it exists) and OUTDIR/log.txt.
 Losses: log mel and magnitude at three resolutions, and the complex spectrum, since the target's phase follows from the codes.
@@ -14,12 +14,30 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
-from codes import encode
+from codes import KR, NUM_PCA, encode
 from decoder_net import CONFIG, SAMPLES, SpeechDecoder
 from features import synth
 
 SKIP = 4
+
+
+def second_rows(net, fit):
+    """Give a trained decoder the second speaker's entries; nothing else is touched."""
+    with torch.no_grad():
+        scale, rest = fit["env0"].std(), net.quantizer.rvq_rest.vq.layers
+        rest[0]._codebook.embedding_sum[KR : 2 * KR] = pitch_rows(fit, net)[KR:]
+        for i, book in enumerate(fit["books"]):
+            rest[i + 1]._codebook.embedding_sum[KR : 2 * KR] = F.pad(book[KR:] / scale, (0, rest[0]._codebook.embedding_sum.shape[1] - NUM_PCA))
+
+
+def pitch_rows(fit, net):
+    """[entries of code 1, codebook_dim / 2]: the speaker's envelope, bumps over periods per frame, voicing."""
+    k, v = fit["book1"][:, :1], fit["book1"][:, 1:]
+    bumps = torch.exp(-0.5 * ((k - torch.linspace(9, 22, 40)) / 0.7) ** 2) * 2
+    rows = torch.cat([fit["shift"] / fit["env0"].std(), bumps, v], 1)
+    return F.pad(rows, (0, net.quantizer.rvq_rest.vq.layers[0]._codebook.embedding_sum.shape[1] - rows.shape[1]))
 
 
 def initial_tables(net, fit):
@@ -35,14 +53,11 @@ def initial_tables(net, fit):
         z = p @ v[: half - 64].T
         first[:, 64:] = z / z.std()
         rest = net.quantizer.rvq_rest.vq.layers
-        k, v = fit["book1"][:, :1], fit["book1"][:, 1:]
-        bumps = torch.exp(-0.5 * ((k - torch.linspace(9, 22, 40)) / 0.7) ** 2) * 2
-        rest[0]._codebook.embedding_sum.zero_()
-        rest[0]._codebook.embedding_sum[:64, 64:104] = bumps
-        rest[0]._codebook.embedding_sum[:64, 104:106] = v
+        for layer in rest:
+            layer._codebook.embedding_sum.zero_()
+        rest[0]._codebook.embedding_sum[: len(fit["book1"])] = pitch_rows(fit, net)
         for i, book in enumerate(fit["books"]):
-            rest[i + 1]._codebook.embedding_sum.zero_()
-            rest[i + 1]._codebook.embedding_sum[:64, :64] = book / scale
+            rest[i + 1]._codebook.embedding_sum[: book.shape[0], :NUM_PCA] = book / scale
 
 
 def spectra(x, n):
@@ -78,8 +93,8 @@ def load_clips(paths, fit, num, cache):
         return torch.load(cache)
     out = []
     for p in paths:
-        for c in torch.load(p, weights_only=False).values():
-            if len(out) < num and len(c["k"]) > 8:
+        for c in list(torch.load(p, weights_only=False).values())[: num // len(paths)]:
+            if len(c["k"]) > 8:
                 x = torch.tensor(synth(c["cep"], c["k"], c["v"])).clamp(-1, 1)
                 out.append((encode(c, fit), (x * 32767).to(torch.int16)))
     torch.save(out, cache)
@@ -109,6 +124,7 @@ def main():
     ap.add_argument("--batch", type=int, default=6)
     ap.add_argument("--frames", type=int, default=14)
     ap.add_argument("--units", type=int, default=1, help="blocks whose residual units are trained; 4 for the last stretch")
+    ap.add_argument("--start", help="begin from these exported weights, with new entries for the second speaker")
     ap.add_argument("--smoke", action="store_true")
     a = ap.parse_args()
     if a.smoke:
@@ -119,7 +135,11 @@ def main():
     fit = torch.load(a.fit, weights_only=False)
     data = load_clips(a.clips, fit, a.clips_used, a.out / "wave.pt")
     net = SpeechDecoder(CONFIG)
-    initial_tables(net, fit)
+    if a.start:
+        net.load_state_dict({k.removeprefix("decoder."): v.float() for k, v in load_file(a.start).items()})
+        second_rows(net, fit)
+    else:
+        initial_tables(net, fit)
     net.use_units(a.units)
     opt = torch.optim.AdamW(net.parameters(), a.lr, betas=(0.8, 0.99), weight_decay=0.001)
     mean = {k: v.clone() for k, v in net.state_dict().items()}

@@ -1,6 +1,6 @@
 """Train the CodeDecoder and the MultiCodeDecoder on text and codes.
 
-train_lm.py FIT.pt OUTDIR CODES.pt... --heldout CODES.pt [--start MODEL.safetensors] [--bf16] [--steps N] [--seed S] [--smoke]
+train_lm.py FIT.pt OUTDIR CODES.pt... --heldout CODES.pt... [--start MODEL.safetensors] [--bf16] [--steps N] [--seed S] [--smoke]
 
 The prompt is the published one, text streams in one token per frame. The frames fed back are damaged on purpose: whole
 frames dropped or foreign, codes 1..15 exchanged for those of another frame with the same code 0, code 0 replaced by the
@@ -22,30 +22,40 @@ import spelling
 from codes import edit_distance, phone_labels, phone_string
 from muon import Muon
 from speak import generate, specials
-from talker_net import EOS, K0, NUM_BOOKS, Talker, config
+from talker_net import EOS, K0, NUM_BOOKS, SPEAKERS, Talker, config
 
 BATCH_FRAMES = 2000
 
 
 class Corpus:
     def __init__(self, paths, special):
-        self.ids, self.codes = [], []
+        self.ids, self.codes, self.speaker = [], [], []
         for p in paths:
             for c in torch.load(p, weights_only=False).values():
                 if len(c["codes"]) <= 150:
                     self.ids.append(torch.tensor([*c["ids"], special["tts_eos"]]))
                     self.codes.append(c["codes"])
+                    self.speaker.append(list(SPEAKERS).index(c["speaker"]))
         every = torch.cat(self.codes)
-        order = every[:, 0].argsort(stable=True)
+        of = torch.repeat_interleave(torch.tensor(self.speaker), torch.tensor([len(c) for c in self.codes]))
+        key = of * K0 + every[:, 0]
+        order = key.argsort(stable=True)
         self.rows = every[order]
-        self.count = torch.bincount(self.rows[:, 0].long(), minlength=K0)
+        self.count = torch.bincount(key, minlength=len(SPEAKERS) * K0)
         self.start = self.count.cumsum(0) - self.count
         self.num_frames = len(every)
 
-    def same_code0(self, c0, g):
-        """Frames [..., 16] drawn from the corpus with these codes 0."""
-        u = (torch.rand(c0.shape, generator=g) * self.count[c0]).long()
-        return self.rows[(self.start[c0] + u).clamp(max=len(self.rows) - 1)].long()
+    def draw(self, start, count, g):
+        return self.rows[(start + (torch.rand(start.shape, generator=g) * count).long()).clamp(max=len(self.rows) - 1)].long()
+
+    def same_code0(self, c0, speaker, g):
+        """Frames [..., 16] of this speaker drawn from the corpus with these codes 0."""
+        key = speaker * K0 + c0
+        return self.draw(self.start[key], self.count[key], g)
+
+    def any_frame(self, speaker, g):
+        """Frames [..., 16] drawn from all of these speakers'."""
+        return self.draw(self.start[speaker * K0], self.count.view(-1, K0).sum(1)[speaker], g)
 
     def batches(self, epoch, seed):
         g = torch.Generator().manual_seed(seed * 1009 + epoch)
@@ -83,18 +93,19 @@ class Punctuation:
         return ids
 
 
-def damage(codes, corpus, own, g, strength=1.0):
-    """The history to feed: codes [B, T, 16] with errors like the model's own; and which frames are blanked."""
+def damage(codes, corpus, speaker, own, g, strength=1.0):
+    """The history to feed: codes [B, T, 16] with errors like the model's own; and which frames are blanked. speaker [B]."""
     B, T, _ = codes.shape
     r = torch.rand(B, T, 4, generator=g)
+    speaker = speaker[:, None].expand(B, T)
     level = torch.rand(B, 1, generator=g) * strength  # some clips clean, some badly damaged
     c0 = codes[..., 0]
     if own is not None:
         c0 = torch.where(r[..., 0] < 0.5 * level, own, c0)
-    foreign = corpus.rows[torch.randint(len(corpus.rows), (B, T), generator=g)].long()
+    foreign = corpus.any_frame(speaker, g)
     c0 = torch.where(r[..., 1] < 0.12 * level, foreign[..., 0], c0)
     swap = (r[..., 2] < 0.7 * level) | (c0 != codes[..., 0])
-    fed = torch.where(swap[..., None], corpus.same_code0(c0, g), codes)
+    fed = torch.where(swap[..., None], corpus.same_code0(c0, speaker, g), codes)
     blank = r[..., 3] < 0.2 * level
     return fed, blank
 
@@ -114,7 +125,7 @@ def informed_start(net, fit):
         net.codec_head.weight[:K0] = 0.06 * project(torch.cat([p, env], 1), 256)
         tables, heads = net.code_predictor.model.codec_embedding, net.code_predictor.lm_head
         scale = fit["books"][0].pow(2).sum(1).mean().sqrt()
-        for i, x in enumerate([fit["book1"], *fit["books"]]):
+        for i, x in enumerate([torch.cat([fit["book1"], fit["shift"]], 1), *fit["books"]]):
             size = 0.25 if i == 0 else 0.25 * float(x.pow(2).sum(1).mean().sqrt() / scale)
             tables[i].weight.copy_(size * project(x, 256))
             heads[i].weight.copy_(0.06 * project(x, heads[i].weight.shape[1]))
@@ -135,10 +146,10 @@ class Trainer:
         self.mean = {k: v.clone() for k, v in self.net.state_dict().items()}
         self.step = 0
 
-    def states(self, ids, fed, blank, english):
+    def states(self, ids, fed, blank, english, speaker):
         """Hidden states [B, T + 1, D] that predict frames 0..T, and those of the middle layer."""
         net, (B, T, _) = self.net, fed.shape
-        head = net.prefill(ids[:, 0], self.special, english)
+        head = net.prefill(ids[:, 0], self.special, english, torch.tensor(list(SPEAKERS.values()))[speaker])
         text = torch.full((B, T), self.special["tts_pad"])
         n = min(T, ids.shape[1] - 1)
         text[:, :n] = ids[:, 1 : n + 1]
@@ -170,23 +181,25 @@ class Trainer:
         ids, codes, y, real = self.collate(corpus, rows, g)
         english = bool(torch.rand((), generator=g) < 0.5)
         fed, blank, own = codes, None, None
+        speaker = torch.tensor([corpus.speaker[j] for j in rows])
         if train:
             if self.step >= self.a.warm:
                 with torch.no_grad():
-                    fed, blank = damage(codes, corpus, None, g, self.a.damage)
-                    h, _ = self.states(ids, fed, blank, english)
+                    fed, blank = damage(codes, corpus, speaker, None, g, self.a.damage)
+                    h, _ = self.states(ids, fed, blank, english, speaker)
                     logits = h[:, :-1] @ self.net.codec_head.weight[:K0].T
                     noise = -torch.log(-torch.log(torch.rand(logits.shape, generator=g) + 1e-9) + 1e-9)
                     own = (logits + noise).argmax(-1)
-            fed, blank = damage(codes, corpus, own, g, self.a.damage)
-        h, mid = self.states(ids, fed, blank, english)
+            fed, blank = damage(codes, corpus, speaker, own, g, self.a.damage)
+        h, mid = self.states(ids, fed, blank, english, speaker)
         logits = h @ self.net.codec_head.weight[: EOS + 1].T
         c0 = F.cross_entropy(logits.flatten(0, 1), y.flatten())
         want = self.target[codes[..., 0]]
         want = torch.cat([want, torch.cat([want[:, 1:], want[:, -1:]], 1)], -1)
         p = self.aux(mid[:, :-1]).view(*real.shape, 2, -1).log_softmax(-1).flatten(2)
         aux = -(p * want).sum(-1)[real].mean() / 2
-        pick = real & (torch.rand(real.shape, generator=g) < self.a.depth_share)
+        share = torch.tensor([self.a.depth_share, self.a.depth_share_second])[speaker]
+        pick = real & (torch.rand(real.shape, generator=g) < share[:, None])
         z = self.net.code_predictor(self.net.depth_inputs(h[:, :-1][pick], codes[pick]))
         cp = codes[pick]
         depth = torch.stack([F.cross_entropy(self.net.code_predictor.lm_head[i](z[:, i + 1]), cp[:, i + 1]) for i in range(NUM_BOOKS - 1)])
@@ -219,9 +232,31 @@ class Trainer:
         self.mean, self.step = s["mean"], s["step"]
 
 
+def columns(clips):
+    """The token ids and the speakers of the clips."""
+    return [c["ids"] for c in clips], [c["speaker"] for c in clips]
+
+
+def second_rows(tensors, net, fit):
+    """Weights of a voice of one speaker, grown to the shapes of net: a new entry begins as the first speaker's nearest one."""
+    out, tables = net.state_dict(), [fit["book1"] * torch.tensor([10.0, 1, 1]), *fit["books"]]
+    for name, x in tensors.items():
+        if x.shape == out[name].shape:
+            out[name] = x.float()
+            continue
+        half = len(x)
+        table = tables[int(name.split(".")[-2])]
+        near = torch.cdist(table[half:], table[:half]).argmin(1)
+        g = torch.Generator().manual_seed(half)
+        rows = x.float()[near]
+        out[name] = torch.cat([x.float(), rows + 0.1 * rows.std() * torch.randn(rows.shape, generator=g)])
+    out["model.codec_embedding.weight"][SPEAKERS["jay"]] = out["model.codec_embedding.weight"][SPEAKERS["robin"]].roll(1)
+    return out
+
+
 def phone_error(net, special, clips, fit, **sampling):
     """(phone error rate in % of free-running code 0, runs without end of speech, mean length ratio)."""
-    codes, capped = generate(net, special, [c["ids"] for c in clips], **sampling)
+    codes, capped = generate(net, special, *columns(clips), **sampling)
     e = sum(edit_distance(phone_string(x[:, 0], fit), phone_labels(c)) for x, c in zip(codes, clips))
     n = sum(len(phone_labels(c)) for c in clips)
     return 100 * e / n, sum(capped), sum(map(len, codes)) / sum(len(c["codes"]) for c in clips)
@@ -230,7 +265,7 @@ def phone_error(net, special, clips, fit, **sampling):
 def arguments():
     ap = argparse.ArgumentParser()
     ap.add_argument("fit"), ap.add_argument("out", type=Path), ap.add_argument("codes", nargs="+")
-    ap.add_argument("--heldout", required=True)
+    ap.add_argument("--heldout", required=True, nargs="+")
     ap.add_argument("--steps", type=int, default=5000)
     ap.add_argument("--warm", type=int, default=600)
     ap.add_argument("--check", type=int, default=250)
@@ -238,7 +273,8 @@ def arguments():
     ap.add_argument("--damage", type=float, default=1.0)
     ap.add_argument("--dropout", type=float, default=0.1)
     ap.add_argument("--seed", type=int, default=0)
-    ap.add_argument("--start", help="begin from these exported weights")
+    ap.add_argument("--depth-share-second", type=float, default=0.05, help="of the second speaker's frames")
+    ap.add_argument("--start", help="begin from these exported weights, of one speaker or two")
     ap.add_argument("--bf16", action="store_true", help="products in bfloat16: twice as fast where the CPU has it")
     ap.add_argument("--smoke", action="store_true")
     a = ap.parse_args()
@@ -255,11 +291,11 @@ def main():
     fit, tok = torch.load(a.fit, weights_only=False), spelling.build()[0]
     t = Trainer(a, fit, tok)
     corpus = Corpus(a.codes, t.special)
-    held = [c for c in torch.load(a.heldout, weights_only=False).values()][:40]
+    held = [[c for c in torch.load(p, weights_only=False).values()][:30] for p in a.heldout]
     if (a.out / "state.pt").exists():
         t.load(a.out / "state.pt")
     elif a.start:
-        t.net.load_state_dict({k.removeprefix("talker."): v.float() for k, v in load_file(a.start).items()})
+        t.net.load_state_dict(second_rows({k.removeprefix("talker."): v for k, v in load_file(a.start).items()}, t.net, fit))
         t.mean = {k: v.clone() for k, v in t.net.state_dict().items()}
     log = open(a.out / "log.txt", "a")
     size = sum(p.numel() for p in t.net.parameters()) / 1e6
@@ -284,8 +320,9 @@ def main():
             t.save(a.out / "state.pt")
         if t.step % a.check == 0 or t.step == a.steps:
             shadow.load_state_dict(t.mean)
-            r = [phone_error(shadow, t.special, held, fit, temperature=x) for x in (0.5, 0.9)]
-            print("  free-running phone errors " + ", ".join(f"T {x}: {e:.1f} % (no end {n}, length {k:.2f})" for x, (e, n, k) in zip((0.5, 0.9), r)), file=log, flush=True)
+            for clips in held:
+                r = [phone_error(shadow, t.special, clips, fit, temperature=x) for x in (0.5, 0.9)]
+                print(f"  {clips[0]['speaker']}: free-running phone errors " + ", ".join(f"T {x}: {e:.1f} % (no end {n}, length {k:.2f})" for x, (e, n, k) in zip((0.5, 0.9), r)), file=log, flush=True)
     t.save(a.out / "state.pt")
 
 
