@@ -2,15 +2,17 @@
 
     python bench/quality.py --asr DIR [MODEL] [--texts weights/recipe/heldout.tsv] [--num 120] [--seed 0]
                             [--teacher SPEAKER=WAVDIR ...] [--codes SPEAKER=CODES.npz ...]
-                            [--end-seeds 500] [--work DIR]
+                            [--speakers NAME ...] [--stages NAME ...] [--end-seeds 500] [--work DIR]
                             [--quantize full 8 4 mixed]     # these levels instead, into quality_quantised.json
 
 DIR is a faster-whisper model (weights/recipe/README.md says which and where from). WAVDIR holds the teacher's
 recordings of the same texts and CODES.npz their codes; the stages that need what is not given are left out.
+With --speakers, what the result said of the others stays in it.
 Needs faster-whisper, scipy, soundfile and matplotlib beside the package. The last line is JSON.
 """
 
 import argparse
+import json
 import re
 import tempfile
 import time
@@ -136,8 +138,8 @@ def missed_ends(engine: tts.Engine, speaker: str, num: int) -> dict[str, Any]:
     return {"seeds": num, "missed": misses, "frames": [int(np.percentile(frames, p)) for p in (5, 50, 95, 100)]}
 
 
-def picture(stages: dict[str, np.ndarray], text: str) -> Path:
-    """Mel-like spectrograms of one sentence, one row per speaker and stage."""
+def picture(speaker: str, stages: dict[str, np.ndarray], text: str) -> Path:
+    """Mel-like spectrograms of one sentence, one row per stage."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -150,7 +152,7 @@ def picture(stages: dict[str, np.ndarray], text: str) -> Path:
         )
         axis.set(title=f"{name}: {text}", ylim=(0, 8000), ylabel="Hz")
     figure.tight_layout()
-    path = RESULTS / "quality.png"
+    path = RESULTS / f"quality_{speaker}.png"
     RESULTS.mkdir(exist_ok=True)
     figure.savefig(path, dpi=70)
     return path
@@ -196,7 +198,7 @@ def stages_of(
     stages["plain, temperature 0.9"] = stage(engine, "plain", temperature=0.9)
     if not engine.why_plain:
         stages["spec"] = stage(engine, "spec")
-    return stages
+    return {name: make for name, make in stages.items() if name in (options.stages or stages)}
 
 
 def main() -> None:
@@ -208,6 +210,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--teacher", nargs="+", default=[])
     parser.add_argument("--codes", nargs="+", default=[])
+    parser.add_argument("--speakers", nargs="+", default=[])
+    parser.add_argument("--stages", nargs="+", default=[])
     parser.add_argument("--end-seeds", type=int, default=500)
     parser.add_argument("--quantize", nargs="+", default=[])
     parser.add_argument("--work", default=tempfile.gettempdir() + "/quality")
@@ -221,20 +225,29 @@ def main() -> None:
     engine = tts.load(options.model)
     result: dict[str, Any] = {"environment": environment(), "load_s": round(time.perf_counter() - begin, 2)}
     result |= {"num_texts": len(texts), "seed": options.seed, "speakers": {}}
-    example: dict[str, np.ndarray] = {}
-    for speaker in engine.speakers[:1] if options.quantize else engine.speakers:
+    for speaker in engine.speakers[:1] if options.quantize else options.speakers or engine.speakers:
         result["speakers"][speaker] = scores = {}
+        plain: dict[str, np.ndarray] = {}
+        example: dict[str, np.ndarray] = {}
         for stage, make in stages_of(engine, speaker, texts, options).items():
             audio, extra = make()
             save(Path(options.work) / speaker, stage, audio)
-            scores[stage] = {**word_errors(asr, texts, audio), **extra}
-            example[f"{speaker}, {stage}"] = audio[next(iter(texts))]
+            if stage == "plain":
+                plain = audio
+            if stage == "spec" and all(np.array_equal(audio[name], plain[name]) for name in texts):
+                scores[stage] = {**scores["plain"], **extra, "same_samples_as": "plain"}  # what is heard is, too
+            else:
+                scores[stage] = {**word_errors(asr, texts, audio), **extra}
+            example[stage] = audio[next(iter(texts))]
             print(speaker, stage, {k: v for k, v in scores[stage].items() if k != "heard"}, flush=True)
         if not options.quantize:
             scores["short texts"] = missed_ends(engine, speaker, options.end_seeds)
+            scores["picture"] = picture(speaker, example, next(iter(texts.values()))).name
     if options.quantize:
         return finish("quality_quantised", result)
-    result["picture"] = picture(example, next(iter(texts.values()))).name
+    if options.speakers and (RESULTS / "quality.json").exists():
+        before = json.loads((RESULTS / "quality.json").read_text())
+        result["speakers"] = before.get("speakers", {}) | result["speakers"]
     finish("quality", result)
 
 
