@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..delivery import MOST_CARRIED
-from ..passages import split
+from ..passages import MAX_PAUSE_S, split
 from ..spec_decode.stats import Stats
 from ..text import read_bytes, speakable
 from .shared import Tell, option
@@ -20,7 +20,9 @@ File = Annotated[Path | None, option("Text", "Read the text from a file, a book 
 Clean = Annotated[bool, option("Text", "Leave out markdown, emoji and web addresses.", "--clean")]
 DryRun = Annotated[bool, option("Text", "Print the passages the text is read in, and end.", "--dry-run")]
 PassageS = Annotated[float, option("Text", "Longest passage in seconds, roughly (15).", min=1, metavar="S")]
-PauseMs = Annotated[int, option("Text", "Pause between paragraphs (600).", min=0, metavar="MS")]
+PauseMs = Annotated[
+    int, option("Text", "Pause between paragraphs (600).", min=0, max=round(1000 * MAX_PAUSE_S), metavar="MS")
+]
 Carry = Annotated[
     int, option("Text", "Passages before one that it goes on from (0: each stands alone).", min=0, max=MOST_CARRIED)
 ]
