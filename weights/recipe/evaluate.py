@@ -17,34 +17,8 @@ import spelling
 from codes import decode, edit_distance, phone_labels, phone_string
 from decoder_net import CONFIG, SpeechDecoder
 from features import SR, synth
-from speak import generate, specials
-from talker_net import EOS, NUM_BOOKS, SPEAKERS, Talker, config
-from train_lm import columns
-
-
-@torch.no_grad()
-def entropy(net, special, clips):
-    """(nats to code the true codes, mean entropy of the prediction), each [16], with the true past."""
-    cross, own, count = torch.zeros(NUM_BOOKS), torch.zeros(NUM_BOOKS), 0
-    for c in clips:
-        codes = c["codes"].long()
-        text = torch.full((len(codes),), special["tts_pad"])
-        tail = torch.tensor([*c["ids"][1:], special["tts_eos"]])[: len(codes)]
-        text[: len(tail)] = tail
-        head = net.prefill(torch.tensor(c["ids"][:1]), special, True, torch.tensor([SPEAKERS[c["speaker"]]]))
-        x = torch.cat([head, (net.frame(codes) + net.text(text))[None]], 1)
-        for layer in net.model.layers:
-            x = layer(x)
-        h = net.model.norm(x)[0, head.shape[1] - 1 : -1]
-        z = net.code_predictor(net.depth_inputs(h, codes))
-        heads = net.code_predictor.lm_head
-        for q in range(NUM_BOOKS):
-            logits = net.codec_head(h)[:, : EOS + 1] if q == 0 else heads[q - 1](z[:, q])
-            p = logits.log_softmax(-1)
-            cross[q] -= p.gather(1, codes[:, q : q + 1]).sum()
-            own[q] -= (p.exp() * p).sum()
-        count += len(codes)
-    return cross / count, own / count
+from speak import columns, entropy, generate, specials
+from talker_net import Talker, config
 
 
 def main():

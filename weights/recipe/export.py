@@ -1,6 +1,9 @@
 """Write trained states as a checkpoint folder in the published layout, float16.
 
-export.py LM_STATE.pt DECODER_STATE.pt OUTDIR [--raw]      --raw: the last weights instead of their running mean
+export.py LM_STATE.pt DECODER_STATE.pt OUTDIR [BEFORE.safetensors]
+
+BEFORE: the weights that a training on another speaker began from. The CodeDecoder's layers and head then become a quarter of
+these and three quarters of what was learnt, which forgets less of the first speaker (Wortsman et al. 2022, robust fine-tuning).
 """
 
 import json
@@ -10,7 +13,7 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import spelling
 from decoder_net import CONFIG as DECODER
@@ -54,6 +57,16 @@ def codec_config():
     }  # fmt: skip
 
 
+KEPT = 0.25  # of the weights before
+
+
+def blended(tensors, before):
+    """The CodeDecoder's matrices between what they were and what they have become; not its table, which has new rows."""
+    old = {k.removeprefix("talker."): v.float() for k, v in load_file(before).items()}
+    shared = [k for k in tensors if not k.startswith("code_predictor") and k != "model.codec_embedding.weight"]
+    return tensors | {k: tensors[k].lerp(old[k], KEPT) for k in shared}
+
+
 def half(tensors):
     return {k: v.half().contiguous() for k, v in tensors.items()}
 
@@ -62,8 +75,7 @@ def dump(path, value):
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def main(lm, decoder, out, raw=None):
-    key = "net" if raw else "mean"
+def main(lm, decoder, out, before=None):
     out, tok = Path(out), spelling.build()[0]
     tmp = out.with_name(out.name + ".tmp")
     shutil.rmtree(tmp, ignore_errors=True)
@@ -76,8 +88,10 @@ def main(lm, decoder, out, raw=None):
     dump(tmp / "speech_tokenizer/preprocessor_config.json", dict(
         feature_extractor_type="EncodecFeatureExtractor", feature_size=1, padding_value=0.0, sampling_rate=24000,
         padding_side="right", return_attention_mask=True, chunk_length_s=None, overlap=None))  # fmt: skip
-    save_file(half({"talker." + k: v for k, v in torch.load(lm)[key].items()}), tmp / "model.safetensors", {"format": "pt"})
-    d = {"decoder." + k: v for k, v in torch.load(decoder)[key].items()}
+    learnt = torch.load(lm)["mean"]
+    weights = blended(learnt, before) if before else learnt
+    save_file(half({"talker." + k: v for k, v in weights.items()}), tmp / "model.safetensors", {"format": "pt"})
+    d = {"decoder." + k: v for k, v in torch.load(decoder)["mean"].items()}
     save_file(half(d), tmp / "speech_tokenizer/model.safetensors", {"format": "pt"})
     for p in tmp.rglob("*.safetensors"):
         p.chmod(0o644)

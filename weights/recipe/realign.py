@@ -4,6 +4,7 @@ realign.py FIT.pt SPEECH_TOKENIZER.safetensors OUT.pt
 
 k-means on another machine finds the same coarse books in another order, and other fine ones. The decoder's tables began
 as these books (train_decoder.initial_tables) and moved little: code 0 and 1 are matched to them, codes 2 to 15 taken from them.
+FIT.pt must come from the same clips as the lost one, the first 5,994: from others k-means finds other entries.
 """
 
 import sys
@@ -30,6 +31,11 @@ def main(fit, tokenizer, out):
     fit["book0"][:, -16:] *= sign[-16:]
     order = order_of(first, fit["env0"] / scale)
     print("code 0: moved", int((order != torch.arange(len(order))).sum()))
+    far = (first - fit["env0"][order] / scale).norm(dim=1).median()
+    apart = torch.cdist(first, first).topk(2, largest=False).values[:, 1].median()
+    print(f"code 0: {far:.2f} from the voice's entries, which are {apart:.2f} apart")
+    if far > 0.5 * apart:
+        sys.exit(f"{sys.argv[1]} has other entries than the voice; expected the quantiser of the clips the voice's was made from")
     fit |= {name: fit[name][order] for name in ("book0", "env0", "ph0")}
     second = table("rvq_rest.vq.layers.0")[:64, 64:106]
     bumps = torch.exp(-0.5 * ((fit["book1"][:, :1] - torch.linspace(9, 22, 40)) / 0.7) ** 2) * 2

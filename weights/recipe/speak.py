@@ -1,4 +1,4 @@
-"""Free-running generation in torch, many texts at once; the published prompt, streaming text, published sampling."""
+"""Free-running generation in torch, many texts at once; the published prompt, streaming text, published sampling. And the surprise of true codes."""
 
 import torch
 
@@ -8,6 +8,11 @@ from talker_net import EOS, K0, NUM_BOOKS, SPEAKERS
 def specials(tok):
     names = dict(im_start="<|im_start|>", assistant="assistant", newline="Ċ", tts_pad="<tts_pad>", tts_bos="<tts_text_bos>", tts_eos="<tts_text_eod>")
     return {k: tok.token_to_id(v) for k, v in names.items()}
+
+
+def columns(clips):
+    """The token ids and the speakers of the clips."""
+    return [c["ids"] for c in clips], [c["speaker"] for c in clips]
 
 
 def draw(logits, temperature, top_k, g):
@@ -62,3 +67,28 @@ def generate(net, special, ids, speakers, english=True, temperature=0.7, top_k=5
                 z = cp(e[:, None], cc)[:, -1]
         x = (total + net.text(text[:, t]))[:, None]
     return [out[b, : length[b]] for b in range(B)], (length == steps).tolist()
+
+
+@torch.no_grad()
+def entropy(net, special, clips):
+    """(nats to code the true codes, mean entropy of the prediction), each [16], with the true past."""
+    cross, own, count = torch.zeros(NUM_BOOKS), torch.zeros(NUM_BOOKS), 0
+    for c in clips:
+        codes = c["codes"].long()
+        text = torch.full((len(codes),), special["tts_pad"])
+        tail = torch.tensor([*c["ids"][1:], special["tts_eos"]])[: len(codes)]
+        text[: len(tail)] = tail
+        head = net.prefill(torch.tensor(c["ids"][:1]), special, True, torch.tensor([SPEAKERS[c["speaker"]]]))
+        x = torch.cat([head, (net.frame(codes) + net.text(text))[None]], 1)
+        for layer in net.model.layers:
+            x = layer(x)
+        h = net.model.norm(x)[0, head.shape[1] - 1 : -1]
+        z = net.code_predictor(net.depth_inputs(h, codes))
+        heads = net.code_predictor.lm_head
+        for q in range(NUM_BOOKS):
+            logits = net.codec_head(h)[:, : EOS + 1] if q == 0 else heads[q - 1](z[:, q])
+            p = logits.log_softmax(-1)
+            cross[q] -= p.gather(1, codes[:, q : q + 1]).sum()
+            own[q] -= (p.exp() * p).sum()
+        count += len(codes)
+    return cross / count, own / count

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 import spelling
 from codes import edit_distance, phone_labels, phone_string
 from muon import Muon
-from speak import generate, specials
+from speak import columns, entropy, generate, specials
 from talker_net import EOS, K0, NUM_BOOKS, SPEAKERS, Talker, config
 
 BATCH_FRAMES = 2000
@@ -209,7 +209,7 @@ class Trainer:
     def update(self, loss, lr):
         for opt, base in ((self.muon, 0.02), (self.adam, 3e-3)):
             for group in opt.param_groups:
-                group["lr"] = base * lr
+                group["lr"] = base * lr * self.a.rate
             opt.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
@@ -230,11 +230,6 @@ class Trainer:
         self.net.load_state_dict(s["net"]), self.aux.load_state_dict(s["aux"])
         self.muon.load_state_dict(s["muon"]), self.adam.load_state_dict(s["adam"])
         self.mean, self.step = s["mean"], s["step"]
-
-
-def columns(clips):
-    """The token ids and the speakers of the clips."""
-    return [c["ids"] for c in clips], [c["speaker"] for c in clips]
 
 
 def second_rows(tensors, net, fit):
@@ -272,6 +267,8 @@ def arguments():
     ap.add_argument("--depth-share", type=float, default=0.05)
     ap.add_argument("--damage", type=float, default=1.0)
     ap.add_argument("--dropout", type=float, default=0.1)
+    ap.add_argument("--rate", type=float, default=1.0, help="of the step size; less for weights that are good already")
+    ap.add_argument("--phones", type=float, default=0.3, help="weight of the loss of the coming phones")
     ap.add_argument("--seed", type=int, default=0)
     ap.add_argument("--depth-share-second", type=float, default=0.05, help="of the second speaker's frames")
     ap.add_argument("--start", help="begin from these exported weights, of one speaker or two")
@@ -310,7 +307,7 @@ def main():
         with torch.autocast("cpu", torch.bfloat16, enabled=a.bf16):
             c0, aux, depth, right = t.losses(corpus, queue.pop(0), g)
         lr = min(1, (t.step + 1) / 50) * min(1.0, max(0.02, 1.25 * (1 - t.step / a.steps)))
-        t.update(c0 + 0.3 * aux + 0.5 * depth.mean(), lr)
+        t.update(c0 + a.phones * aux + 0.5 * depth.mean(), lr)
         cur = torch.tensor([c0.item(), aux.item(), depth.mean().item(), depth[0].item(), depth[1].item(), depth[14].item(), 100 * right.item()])
         avg = cur if avg is None else avg.lerp(cur, 0.04)
         if t.step % 25 == 0:
@@ -321,8 +318,9 @@ def main():
         if t.step % a.check == 0 or t.step == a.steps:
             shadow.load_state_dict(t.mean)
             for clips in held:
+                nats = entropy(shadow, t.special, clips)[0]
                 r = [phone_error(shadow, t.special, clips, fit, temperature=x) for x in (0.5, 0.9)]
-                print(f"  {clips[0]['speaker']}: free-running phone errors " + ", ".join(f"T {x}: {e:.1f} % (no end {n}, length {k:.2f})" for x, (e, n, k) in zip((0.5, 0.9), r)), file=log, flush=True)
+                print(f"  {clips[0]['speaker']}: surprise code 0 {nats[0]:.3f}, codes 1-15 {nats[1:].mean():.3f}; free-running phone errors " + ", ".join(f"T {x}: {e:.1f} % (no end {n}, length {k:.2f})" for x, (e, n, k) in zip((0.5, 0.9), r)), file=log, flush=True)
     t.save(a.out / "state.pt")
 
 
