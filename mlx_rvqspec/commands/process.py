@@ -67,7 +67,7 @@ def end(code: int) -> NoReturn:
             stream.flush()
         except OSError:  # nobody reads it; Python would try once more and complain
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    if code == CANCELLED:
+    if code:  # a run that ends early may leave a model at work
         leave(code)
     sys.exit(code)
 
