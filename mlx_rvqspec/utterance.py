@@ -17,7 +17,7 @@ from .cache import Head, KVCache, begin_with, grow, round_up
 from .model import Qwen3TTS
 from .sampling import Sampling, choose, first_code_scores, frame_noise
 from .spec_decode.drafter import Drafter
-from .spec_decode.frames import in_bursts
+from .spec_decode.frames import ahead
 from .spec_decode.pace import Pace
 from .spec_decode.rounds import Rounds
 from .spec_decode.stats import Tally
@@ -140,7 +140,7 @@ class Steps:
             self.paces[B] = Pace(self._sizes(), self.num_nodes)
         num_nodes, begin = self.paces[B].pick(), time.perf_counter()
         first = self.model.code_decoder.embed_codes(state.code0)
-        done = in_bursts(self._rounds(num_nodes), state.hidden, state.code0, first, state.noise, knobs)
+        done = ahead(self._rounds(num_nodes), state.hidden, state.code0, first, state.noise, knobs)
         self.paces[B].learn(num_nodes, time.perf_counter() - begin)
         return done.codes, done.origin
 

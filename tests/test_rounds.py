@@ -1,5 +1,6 @@
 """Speculative rounds against plain decoding, with proposers that are always right, always wrong, and random."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -211,17 +212,24 @@ def test_drivers_and_compilation_change_nothing():
     assert traces[1] == 2  # the first round and any other
 
 
-def test_ahead_wastes_one_round_and_bursts_none(monkeypatch: pytest.MonkeyPatch):
-    frame, calls = batch(1, CHOICES[2]), []
-    rounds = Rounds(
-        model().multi_code_decoder, Told(always_right(frame.codes)), CHAIN, ROOT, CHOICES[2].form, wrap=uncompiled
-    )
-    next_round = rounds.next
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [(always_right, {"in_bursts": (4, 1), "ahead": (5, 1)}), (always_wrong, {"in_bursts": (14, 7), "ahead": (14, 7)})],
+)
+def test_rounds_and_reads_of_the_drivers(
+    table: Callable, expected: dict[str, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+):
+    """Bursts waste no round. Ahead wastes one where every draft is right."""
+    frame, calls, reads = batch(1, CHOICES[2]), [], []
+    rounds = Rounds(model().multi_code_decoder, Told(table(frame.codes)), CHAIN, ROOT, CHOICES[2].form, wrap=uncompiled)
+    next_round, array = rounds.next, np.array
     monkeypatch.setattr(rounds, "next", lambda *args: calls.append(args) or next_round(*args))
-    for drive, expected in ((frames.in_bursts, 4), (frames.ahead, 5)):
-        calls.clear()
-        drive(rounds, *frame.inputs)
-        assert len(calls) == expected
+    for name, found in expected.items():
+        calls.clear(), reads.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(frames.np, "array", lambda x: reads.append(x) or array(x))
+            getattr(frames, name)(rounds, *frame.inputs)
+        assert (len(calls), len(reads)) == found
 
 
 def plain_caches(frame: Frames, variant: str = "tiny_customvoice") -> FrameCache:

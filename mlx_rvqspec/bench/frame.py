@@ -91,7 +91,7 @@ def spec_side(
     rounds = Rounds(model.multi_code_decoder, proposer, *pair, form, wrap=wrap)
 
     def decode(hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array) -> drivers.RoundState:
-        return drivers.in_bursts(rounds, hidden, code0, first, noise, model.sampling.rest.knobs)
+        return drivers.ahead(rounds, hidden, code0, first, noise, model.sampling.rest.knobs)
 
     return rounds, decode
 

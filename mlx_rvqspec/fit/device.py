@@ -13,7 +13,7 @@ from ..bench.harness import interleave, peak_gb_per_s
 from ..device_profile import Profile, smallest_chunk, write_profile
 from ..model import Qwen3TTS
 from ..spec_decode.drafter import Drafter, device_name
-from ..spec_decode.frames import in_bursts
+from ..spec_decode.frames import ahead
 from ..spec_decode.rounds import Rounds
 from .collect import Frames, noise_of
 
@@ -80,7 +80,7 @@ def _plain(model: Qwen3TTS, wrap: Wrap) -> Callable[..., int]:
 
 def _spec(rounds: Rounds, model: Qwen3TTS) -> Callable[..., int]:
     def run(hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array) -> int:
-        state = in_bursts(rounds, hidden, code0, first, noise, model.sampling.rest.knobs)
+        state = ahead(rounds, hidden, code0, first, noise, model.sampling.rest.knobs)
         depth = rounds.depth[np.array(state.origin)[0, 1:]]  # waits: the frame is what is timed
         return int((depth == 0).sum() + (depth[-1] > 0))
 
