@@ -224,6 +224,7 @@ class ModelConfig:
     speaker_encoder: SpeakerEncoderConfig | None
     sample_rate: int
     default_speaker: str | None  # who speaks where the caller names nobody; a key of ours, published files have none
+    text_reader: str | None  # what reads numerals for a model that knows words only; a key of ours, too
 
     @property
     def name(self) -> str:
@@ -283,6 +284,7 @@ def read_config(folder: Path) -> ModelConfig:
         ),
         sample_rate=speech["output_sample_rate"],
         default_speaker=data.get("default_speaker"),
+        text_reader=data.get("text_reader"),
     )
     _check(config, str(where))
     _check_encoders(config, str(where))
@@ -329,6 +331,8 @@ def _check_ids(config: ModelConfig, where: str) -> None:
         for name, value in named.items():
             if value >= table:
                 raise ModelError(f"{where}: {name:.60} is {value}, its table has {table} rows")
+    if config.text_reader not in (None, "english"):
+        raise ModelError(f"{where}: text_reader is {config.text_reader!r:.60}; expected 'english' or none")
     if config.default_speaker is not None and config.default_speaker not in config.speakers:
         raise ModelError(
             f"{where}: default_speaker {config.default_speaker!r:.60} is none of {', '.join(config.speakers)}"

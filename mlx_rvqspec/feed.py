@@ -14,6 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from .delivery import Account, Chunk, Job
+from .english import in_words, open_from
 from .guard import Piece, Trimmer
 from .passages import LEVELS, SENTENCE_PAUSE_S, ordinary_s
 from .reading import Reader, runaway
@@ -30,12 +31,12 @@ NUM_OPEN = 2  # parts of the tokenizer's split at the end of the text, which wha
 class Feed:
     """Pieces of text in, the tokens of one passage after another out.
 
-    text, ids: the current passage as far as it is certain; ended: it is whole; ends_paragraph: behind it there is a
-    blank line or nothing; closed: no more text comes.
+    text, ids: the current passage as far as it is certain, as it is read; ended: it is whole; ends_paragraph: behind it
+    there is a blank line or nothing; closed: no more text comes.
     """
 
-    def __init__(self, tokenizer: Tokenizer, passage_s: float) -> None:
-        self._tokenizer, self._passage_s = tokenizer, passage_s
+    def __init__(self, tokenizer: Tokenizer, passage_s: float, *, in_words: bool = False) -> None:
+        self._tokenizer, self._passage_s, self._in_words = tokenizer, passage_s, in_words
         self._num_in_sight = round(40 * passage_s) + 200  # characters: more than the longest passage has
         self._raw, self._end = "", 0
         self.closed = self.ended = self.ends_paragraph = False
@@ -91,6 +92,8 @@ class Feed:
         self.ends_paragraph = "\n\n" in "".join(behind[: len(behind) - len(behind.lstrip())].split(" "))
         lines = (line.strip() for line in window[: self._end].splitlines())
         text = normalize("NFC", "\n".join(line for line in lines if line))
+        if self._in_words:
+            text = in_words(text if self.ended else text[: open_from(text)])
         parts = self._tokenizer.pre_tokenizer.pre_tokenize_str(text)
         sure = parts if self.ended else parts[:-NUM_OPEN]
         self.text = text[: sure[-1][1][1]] if sure else ""

@@ -282,7 +282,8 @@ class Engine:
 
     def _pump_feed(self, job: Job, pieces: Iterable[str]) -> Generator[Chunk, None, None]:
         """As ``_pump``; pieces of the text are waited for here, in the caller's thread, while others get their turn."""
-        feed, more = Feed(self._model.tokenizer, job.how.passage_s), iter(pieces)
+        in_words = bool(self._model.config.text_reader)
+        feed, more = Feed(self._model.tokenizer, job.how.passage_s, in_words=in_words), iter(pieces)
         for chunk in self._pump(read_feed(self._reader, job, feed)):
             if isinstance(chunk, Chunk):
                 yield chunk

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from .cloned_voice import ClonedVoice
 from .config import ModelConfig
+from .english import in_words
 from .model import Qwen3TTS
 from .names import nearest
 from .tokenizer import END, NUM_END_TOKENS, NUM_ROLE_TOKENS, ROLE
@@ -157,6 +158,8 @@ def build_prompt(
     it has come so far by itself: the layout is upstream's for a recording with its words, whatever the kind of model.
     """
     ids, clone = config.code_decoder, voice.clone
+    if config.text_reader:
+        text = in_words(text)
     tokens = tokenizer.encode(f"{ROLE}{text}{END}").ids
     role, words = tokens[:NUM_ROLE_TOKENS], tokens[NUM_ROLE_TOKENS:-NUM_END_TOKENS]
     front = tokenizer.encode(f"<|im_start|>user\n{voice.instruct}<|im_end|>\n").ids if voice.instruct else []

@@ -18,6 +18,30 @@ from mlx_rvqspec.sampling import Sampling
 from mlx_rvqspec.text import speakable
 
 TOKENIZER = load_tokenizer(TINY, read_config(TINY))
+NUMERALS = [
+    "1",
+    "20",
+    "1,200",
+    "1984",
+    "$5",
+    ".",
+    ", ",
+    " ",
+    " x",
+    " kg",
+    " million",
+    "-",
+    ":30",
+    "th",
+    "s",
+    " BBC",
+    " No. ",
+    "+4",
+    "%",
+    "a",
+    "\n",
+    "\n\n",
+]
 TEXT = "Yes, I am here. Are you?"
 
 
@@ -26,9 +50,9 @@ def engine() -> Engine:
     return load(TINY, compile=False)
 
 
-def passages(pieces: list[str], passage_s: float = 2.0) -> list[tuple[str, list[int]]]:
+def passages(pieces: list[str], passage_s: float = 2.0, in_words: bool = False) -> list[tuple[str, list[int]]]:
     """Text and tokens of each passage; what was certain must never be taken back."""
-    feed, found, certain = Feed(TOKENIZER, passage_s), [], []
+    feed, found, certain = Feed(TOKENIZER, passage_s, in_words=in_words), [], []
     more = iter([*pieces, None])
     while not feed.empty:
         while not feed.ended:
@@ -64,6 +88,17 @@ def test_passages_do_not_depend_on_the_pieces(parts: list[str], rng: random.Rand
     for passage, ids in whole:
         begin, end = "<|im_start|>assistant\n", "<|im_end|>\n<|im_start|>assistant\n"
         assert ids == TOKENIZER.encode(begin + passage + end).ids[3:-5]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.sampled_from(NUMERALS), min_size=1, max_size=30), st.randoms(use_true_random=False))
+def test_numerals_are_read_as_if_the_text_had_been_whole(parts: list[str], rng: random.Random):
+    text = "".join(parts)
+    whole = passages([text], in_words=True)
+    assert passages(list(text), in_words=True) == whole
+    cuts = sorted(rng.choices(range(len(text) + 1), k=5))
+    assert passages([text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)])], in_words=True) == whole
+    assert not any(c in "0123456789" for passage, _ in whole for c in passage)
 
 
 def compose(text: str) -> str:

@@ -11,6 +11,7 @@ ORDER = [
         "version",
         "owner",
         "config",
+        "english",
         "sampling",
         "audio",
         "recording",

@@ -1,6 +1,7 @@
 """Make the training text and let the teacher voice speak it.
 
 corpus.py texts AUSTEN.txt OUTDIR            OUTDIR/train.tsv, more.tsv, heldout.tsv (id<TAB>text)
+corpus.py numerals OUTDIR                    OUTDIR/numerals.tsv: numbers and spelled-out letters, in words as the package reads them
 corpus.py speak TEXTS.tsv OUTDIR [PART/OF] [robin|jay]      OUTDIR/<id>.wav and OUTDIR/<id>.lab
 
 AUSTEN.txt: Rscript -e 'library(janeaustenr); writeLines(austen_books()$text, "AUSTEN.txt")'.
@@ -51,6 +52,75 @@ def clean(s):
         return None
     s = s[0].upper() + s[1:]
     return s if s[-1] in ".!?" else s.rstrip(", ") + "."
+
+
+THINGS = """books|men|women|apples|pears|horses|letters|houses|trees|days|weeks|months|years|hours|minutes|miles|pages|chapters|rooms|people|
+children|friends|cars|boats|birds|dogs|cats|tables|chairs|windows|doors|cups|boxes|coins|stamps|pictures|songs|stories|words|lines|questions|
+answers|points|votes|seats|tickets|bottles|eggs|potatoes|flowers|stones|islands|villages|soldiers|students|teachers|doctors|workers|sheep""".replace("\n", "").split("|")
+FRONT = "Call|Dial|The number is|My number is|The code is|Try|Enter|It says|I heard|Write down|Read|Then|Number|He counted|I count|She said|We have".split("|")
+BACK = ["", "", "", " now", " again", " today", " please", " then", " and wait", " at once", " tomorrow", " if you can"]
+NUMBERED = "Room|Page|Chapter|Line|Bus|Track|Gate|Number|Floor|House|Volume|Part|Flight|Platform|Lot|Figure|Channel".split("|")
+
+
+def numeral(rng):
+    """One sentence with numerals or letters that are spelled."""
+    def pick():
+        top = rng.choice([12, 20, 99, 99, 999, 9999, 999999, 9999999])
+        n = rng.randint(0 if top == 12 else 2, top)
+        return f"{n // 10 ** (len(str(n)) - 2) * 10 ** (len(str(n)) - 2) if n > 99 and rng.random() < 0.4 else n:,}"
+
+    n, m, thing, other, month = pick(), pick(), rng.choice(THINGS), rng.choice(THINGS), rng.choice("January March May June July August".split())
+    year, hour, minute = rng.randint(1101, 2059), rng.randint(1, 12), rng.choice([0, 5, 10, 15, 30, 45, rng.randint(1, 59)])
+    digits = [str(rng.randint(0, 9)) for _ in range(rng.randint(2, 8))]
+    first = rng.randint(0, 12)
+    run = list(map(str, range(first, first + rng.randint(3, 7))))
+    if rng.random() < 0.2:
+        run.reverse()
+    gap, mark, capitals = rng.choice([" ", " ", ", "]), rng.choice(".....!?"), "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    unit = rng.choice("kg|km|cm|m|%|%|°C|mph|GB|MB|g|ml|km/h|feet|miles|pounds|dollars|hours|minutes|degrees".split("|"))
+    kind = rng.random()
+    if kind < 0.24:
+        k = rng.randint(1, len(digits))
+        s = f"{rng.choice(FRONT)} {rng.choice([gap.join(digits), gap.join(run), ' '.join(digits[:k]) + ', ' + ' '.join(digits[k:])]).strip(', ')}{rng.choice(BACK)}"
+    elif kind < 0.3:
+        s = gap.join(rng.choice([digits, run, run]))
+    elif kind < 0.36:
+        s = f"{rng.choice(FRONT)} {rng.choice([' '.join(rng.sample(capitals, rng.randint(2, 4))), ''.join(rng.sample('BCDFGHJKLMNPQRSTVWXZ', rng.randint(2, 4)))])}{rng.choice(BACK)}"
+    elif kind < 0.46:
+        s = f"{rng.choice(NUMBERED)} {n}{rng.choice(['', f' and {m}', f' to {m}', ' is empty', f' of {m}', ' comes next', f', line {m}'])}"
+    elif kind < 0.64:
+        s = rng.choice([
+            f"There were {n} {thing} and {m} {other}", f"They sold {n} {thing}", f"I have {n} {thing} and {m} {other}", f"We counted {n} {thing}",
+            f"He brought {n} {thing}, she brought {m}", f"{n} {thing} are enough", f"About {n} {thing} were lost", f"Only {n} of the {m} {thing} came",
+            f"Give me {n} {thing}", f"She is {rng.randint(2, 99)} years old", f"{n} and {m} make {pick()}", f"{n}, {m} and {pick()}", f"{n}",
+        ])
+    elif kind < 0.76:
+        s = rng.choice([
+            f"It weighs {n} {unit}", f"It is {n} {unit} long", f"The answer is {n}.{digits[0]}{rng.choice(['', digits[1]])}", f"{rng.randint(1, 100)}% of them left",
+            f"It costs ${n}", f"It costs ${rng.randint(1, 99)}.{rng.randint(10, 99)}", f"They paid £{n} for {m} {thing}", f"${rng.randint(1, 99)} million", f"{n} {unit}",
+        ])
+    elif kind < 0.9:
+        s = rng.choice([
+            f"In {year}", f"He was born in {year}", f"From {year} to {year + rng.randint(1, 90)}", f"In {year} they built {m} {thing}", f"The year {year} was cold",
+            f"On {month} {rng.randint(1, 31)}, {year}", f"In the {year // 10 * 10}s", f"It was {year}", f"The {rng.randint(1, 31)}th of {month}".replace("1th", "1st"),
+        ])
+    else:
+        s = rng.choice([
+            f"At {hour}:{minute:02d}", f"It is {hour}:{minute:02d}", f"The train leaves at {hour}:{minute:02d}", f"Come at {hour}:{minute:02d} p.m.",
+            f"From {hour}:00 to {hour % 12 + 1}:{minute:02d}", f"The {rng.randint(4, 20)}th time", f"Between {hour} and {hour + 1} o'clock",
+        ])
+    return s + mark
+
+
+def numerals(out, num=10000, seed=2):
+    from mlx_rvqspec.english import in_words
+
+    rng, rows = random.Random(seed), {}
+    while len(rows) < num:
+        s = in_words(numeral(rng))
+        if re.fullmatch(r"[A-Za-z][A-Za-z' ,]*[.!?]", s) and len(s) <= 110:
+            rows.setdefault(s if rng.random() < 0.2 else s[0].upper() + s[1:])
+    Path(out, "numerals.tsv").write_text("".join(f"n{i:06d}\t{s}\n" for i, s in enumerate(rows)))
 
 
 def words_of(s):
@@ -184,4 +254,4 @@ def speak(tsv, out, part="0/1", speaker="robin", chunk=100):
 
 
 if __name__ == "__main__":
-    {"texts": texts, "speak": speak}[sys.argv[1]](*sys.argv[2:])
+    {"texts": texts, "numerals": numerals, "speak": speak}[sys.argv[1]](*sys.argv[2:])

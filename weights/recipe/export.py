@@ -45,7 +45,7 @@ def model_config(tok):
     }  # fmt: skip
     return {
         "architectures": ["Qwen3TTSForConditionalGeneration"], "model_type": "qwen3_tts", "tokenizer_type": "qwen3_tts_tokenizer_12hz",
-        "tts_model_size": "0b6", "tts_model_type": "custom_voice", "default_speaker": next(iter(SPEAKERS)), **ids, "talker_config": talker, "transformers_version": "4.57.3",
+        "tts_model_size": "0b6", "tts_model_type": "custom_voice", "default_speaker": next(iter(SPEAKERS)), "text_reader": "english", **ids, "talker_config": talker, "transformers_version": "4.57.3",
     }  # fmt: skip
 
 
