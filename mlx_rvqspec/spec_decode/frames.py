@@ -1,8 +1,10 @@
 """A frame of codes: rounds until every row has all of them, and when the host looks.
 
 All the host must know is whether the frame is done. It asks as seldom as the answer may be yes, so that no round is
-wasted (``in_bursts``), or with a round under way that is probably needed, so that the device seldom waits (``ahead``).
+wasted (``in_bursts``), or with a round under way that is probably needed, so that the device seldom waits (``begun``).
 """
+
+from collections.abc import Callable
 
 import mlx.core as mx
 import numpy as np
@@ -28,26 +30,46 @@ def in_bursts(
             return rounds.finished(state)
 
 
+def begun(
+    rounds: Rounds, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array
+) -> Callable[[], RoundState]:
+    """The same frame, with the rounds under way that it needs for certain; what is returned sees to the others.
+
+    Where another round will probably be needed, it is under way before an answer is read. The last one may still be
+    under way in the state that comes, where an earlier answer left no doubt.
+    """
+    most, first_most = rounds.rows.most, rounds.first_rows.most
+
+    def go_on(state: RoundState, num_rounds: int) -> RoundState:
+        for _ in range(num_rounds):
+            state = rounds.next(state, noise, knobs)
+            mx.async_eval(state)
+        return state
+
+    def enqueue(state: RoundState, num_left: int, num_after: int) -> tuple[RoundState, RoundState, int]:
+        """The state to read, the last one, and how many rounds are between; at first num_after are behind num_left."""
+        num_sure = max(0, -(-num_left // most) - num_after)
+        probably = num_left - (num_sure + num_after) * (most + 1) / 2 >= 1
+        answer = go_on(state, num_sure)
+        return answer, go_on(answer, int(probably)), int(probably)
+
+    state = rounds.first(hidden, code0, first, noise, knobs)
+    mx.async_eval(state)
+    under_way = enqueue(state, rounds.num_slots - 1 - first_most, 0)
+
+    def finish() -> RoundState:
+        answer, state, num_after = under_way
+        while (
+            num_left := rounds.num_slots - int(np.array(answer.slot).min())
+        ) > num_after:  # waits, the device does not
+            answer, state, num_after = enqueue(state, num_left, num_after)
+        return rounds.finished(state)
+
+    return finish
+
+
 def ahead(
     rounds: Rounds, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array
 ) -> RoundState:
-    """The same frame; where it will probably need another round, that is under way before the answer is read.
-
-    The last round may still be under way in the state that is returned, where an earlier answer left no doubt.
-    """
-    state = rounds.first(hidden, code0, first, noise, knobs)
-    mx.async_eval(state)
-    most, num_after = rounds.rows.most, 0  # num_after: rounds under way behind the one whose answer was read
-    num_left = rounds.num_slots - 1 - rounds.first_rows.most
-    while num_left > num_after:
-        num_sure = max(0, -(-num_left // most) - num_after)
-        probably = num_left - (num_sure + num_after) * (most + 1) / 2 >= 1
-        for _ in range(num_sure):
-            state = rounds.next(state, noise, knobs)
-            mx.async_eval(state)
-        answer, num_after = state, int(probably)
-        if probably:
-            state = rounds.next(state, noise, knobs)
-            mx.async_eval(state)
-        num_left = rounds.num_slots - int(np.array(answer.slot).min())  # waits, while the device works on
-    return rounds.finished(state)
+    """A finished frame, as ``begun`` makes it."""
+    return begun(rounds, hidden, code0, first, noise, knobs)()
