@@ -38,8 +38,8 @@ def rotary(positions: mx.array, head_dim: int, theta: float) -> tuple[mx.array, 
 
 def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     """x: [B, H, T, head_dim] turned by its positions, in x's dtype."""
-    half = x.shape[-1] // 2
-    turned = mx.concatenate([x[..., half:], x[..., :half]], axis=-1)  # the minus sign is in sin
+    first, second = mx.split(x, 2, axis=-1)
+    turned = mx.concatenate([second, first], axis=-1)  # the minus sign is in sin
     return (x * cos + turned * sin).astype(x.dtype)
 
 
@@ -90,11 +90,18 @@ def on_cpu() -> bool:
     return mx.default_device() == mx.Device(mx.cpu)
 
 
+def by_head(x: mx.array, T: int, num_heads: int) -> mx.array:
+    """x [B T, heads x head_dim] as [B, heads, T, head_dim]; of one row nothing has to be turned."""
+    if T == 1:
+        return x.reshape(-1, num_heads, 1, x.shape[1] // num_heads)
+    return x.reshape(-1, T, num_heads, x.shape[1] // num_heads).swapaxes(1, 2)
+
+
 def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
     """As ``mx.fast.scaled_dot_product_attention`` of scaled queries, in the fewest steps where it is no single one.
 
-    Heads that see the same keys become rows of one product; a mask that comes tiled for them, [..., tiles T, keys], is
-    used as it is.
+    Heads that see the same keys become rows of one product, [B, key heads, tiles T, head_dim] of the result; a mask that
+    comes tiled for them, [..., tiles T, keys], is used as it is.
     """
     B, H, T, D = q.shape
     tiles = H // k.shape[1]
@@ -104,7 +111,7 @@ def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.a
     elif mask is not None:
         shape, mask = scores.shape, mask.reshape(-1, 1, 1, T, k.shape[2])
         scores = mx.where(mask, scores.reshape(B, -1, tiles, T, k.shape[2]), -mx.inf).reshape(shape)
-    return (mx.softmax(scores, axis=-1) @ v).reshape(q.shape)
+    return mx.softmax(scores, axis=-1) @ v
 
 
 class Linear(nn.Linear):
@@ -201,7 +208,7 @@ class Attention(nn.Module):
             out = attend(q, k, v, mask)
         else:
             out = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.scale, mask=mask)
-        return out.swapaxes(1, 2).reshape(rows, -1)
+        return out.reshape(rows, -1) if q.shape[2] == 1 else out.reshape(q.shape).swapaxes(1, 2).reshape(rows, -1)
 
     def lay_out(self) -> None:
         """Make queries, keys and values in one product where their matrices are stored alike: fewer, larger steps."""
@@ -226,16 +233,17 @@ class Attention(nn.Module):
         else:
             weight, scales, biases = self._packed_qkv
             heads = mx.quantized_matmul(x, weight, scales, biases, group_size=self._group_size, bits=self._bits)
-        heads = heads.reshape(-1, position[0].shape[2], num_turned + self.num_kv_heads, self.head_dim).swapaxes(1, 2)
-        turned = mx.fast.rms_norm(heads[:, :num_turned], None, self.q_norm.eps) * self._qk_norm
-        turned = rotate(turned, *position)
-        return turned[:, : self.num_heads], turned[:, self.num_heads :], heads[:, num_turned:]
+        heads = by_head(heads, position[0].shape[2], num_turned + self.num_kv_heads)
+        turned, v = mx.split(heads, [num_turned], axis=1)  # a step less than two slices
+        turned = rotate(mx.fast.rms_norm(turned, None, self.q_norm.eps) * self._qk_norm, *position)
+        q, k = mx.split(turned, [self.num_heads], axis=1)
+        return q, k, v
 
     def _apart(self, x: mx.array, position: tuple[mx.array, mx.array]) -> tuple[mx.array, mx.array, mx.array]:
         T = position[0].shape[2]
-        q = self.q_norm(self.q_proj(x).reshape(-1, T, self.num_heads, self.head_dim)).swapaxes(1, 2)
-        k = self.k_norm(self.k_proj(x).reshape(-1, T, self.num_kv_heads, self.head_dim)).swapaxes(1, 2)
-        v = self.v_proj(x).reshape(-1, T, self.num_kv_heads, self.head_dim).swapaxes(1, 2)
+        q = self.q_norm(by_head(self.q_proj(x), T, self.num_heads))
+        k = self.k_norm(by_head(self.k_proj(x), T, self.num_kv_heads))
+        v = by_head(self.v_proj(x), T, self.num_kv_heads)
         return rotate(q, *position), rotate(k, *position), v
 
 

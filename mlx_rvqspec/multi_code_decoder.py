@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from .cache import Joined
 from .config import CodeDecoderConfig, MultiCodeDecoderConfig
@@ -77,7 +78,8 @@ class MultiCodeDecoder(nn.Module):
             self.small_to_mtp_projection = Linear(talker.hidden_size, config.hidden_size)
         # Tables, not numbers: a number that changes with the slot would be baked into a kernel of its own.
         self._first_row = mx.arange(self.num_codes) * config.vocab_size
-        self._rotary = rotary(mx.arange(config.num_code_groups)[None], config.head_dim, config.rope_theta)
+        turns = rotary(mx.arange(config.num_code_groups)[None], config.head_dim, config.rope_theta)
+        self._rotary = [np.array(table) for table in turns]  # a part is then a constant of a graph, not a step of it
         self._heads = mx.arange(self.num_codes, dtype=mx.uint32)
 
     def lay_out(self) -> None:
@@ -109,7 +111,8 @@ class MultiCodeDecoder(nn.Module):
 
     def at_slots(self, begin: int, end: int) -> tuple[mx.array, mx.array]:
         """The rotation of slots begin..end-1, see ``layers.rotary``."""
-        return self._rotary[0][:, :, begin:end], self._rotary[1][:, :, begin:end]
+        cos, sin = (mx.array(table[:, :, begin:end]) for table in self._rotary)
+        return cos, sin
 
     def __call__(
         self,
