@@ -93,7 +93,8 @@ class Feed:
         lines = (line.strip() for line in window[: self._end].splitlines())
         text = normalize("NFC", "\n".join(line for line in lines if line))
         if self._in_words:
-            text = in_words(text if self.ended else text[: open_from(text)])
+            text = text if self.ended else text[: open_from(text)]
+            text = in_words(text) if speakable(text) else ""  # some symbols would become words
         parts = self._tokenizer.pre_tokenizer.pre_tokenize_str(text)
         sure = parts if self.ended else parts[:-NUM_OPEN]
         self.text = text[: sure[-1][1][1]] if sure else ""

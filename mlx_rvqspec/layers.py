@@ -100,8 +100,8 @@ def by_head(x: mx.array, T: int, num_heads: int) -> mx.array:
 def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
     """As ``mx.fast.scaled_dot_product_attention`` of scaled queries, in the fewest steps where it is no single one.
 
-    Heads that see the same keys become rows of one product, [B, key heads, tiles T, head_dim] of the result; a mask that
-    comes tiled for them, [..., tiles T, keys], is used as it is.
+    Heads that see the same keys become rows of one product, so the result is [B, key heads, tiles T, head_dim]; a mask
+    that comes tiled for them, [..., tiles T, keys], is used as it is.
     """
     B, H, T, D = q.shape
     tiles = H // k.shape[1]

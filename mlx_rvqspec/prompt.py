@@ -144,6 +144,11 @@ def _choose_language(config: ModelConfig, language: str) -> str:
     raise ValueError(f"unknown language {language!r}; expected {', '.join(names)}, or a code such as en-US{hint}")
 
 
+def as_read(config: ModelConfig, text: str) -> str:
+    """What of the text the model is given: for one that knows words only, those that its numerals are read as."""
+    return in_words(text) if config.text_reader else text
+
+
 def build_prompt(
     config: ModelConfig,
     tokenizer: Tokenizer,
@@ -158,9 +163,7 @@ def build_prompt(
     it has come so far by itself: the layout is upstream's for a recording with its words, whatever the kind of model.
     """
     ids, clone = config.code_decoder, voice.clone
-    if config.text_reader:
-        text = in_words(text)
-    tokens = tokenizer.encode(f"{ROLE}{text}{END}").ids
+    tokens = tokenizer.encode(f"{ROLE}{as_read(config, text)}{END}").ids
     role, words = tokens[:NUM_ROLE_TOKENS], tokens[NUM_ROLE_TOKENS:-NUM_END_TOKENS]
     front = tokenizer.encode(f"<|im_start|>user\n{voice.instruct}<|im_end|>\n").ids if voice.instruct else []
     if voice.language_id is None:

@@ -17,7 +17,7 @@ from .guard import NUM_ATTEMPTS, Piece, SilenceWatch, Trimmer, attempt_seed
 from .heads import Heads
 from .model import Qwen3TTS
 from .passages import Passage
-from .prompt import Prompt, build_prompt
+from .prompt import Prompt, as_read, build_prompt
 from .sampling import Sampling
 from .spec_decode.drafter import Drafter
 from .speech_decoder.decoder import BLOCK_FRAMES
@@ -154,7 +154,8 @@ class Reader:
         """What it takes to speak passage ``number`` with one seed; max_frames: None for what its text can need."""
         model, passage = self._model, job.passages[number]
         if max_frames is None:
-            max_frames = math.ceil(longest_speech_s(passage.text) * model.config.frame_rate_hz)
+            read = as_read(model.config, passage.text)
+            max_frames = math.ceil(longest_speech_s(read) * model.config.frame_rate_hz)
             max_frames = min(max_frames, model.max_frames)
         text, codes = context.text_with(passage), context.codes
         prompt = build_prompt(model.config, model.tokenizer, text, job.voice, job.how.text_feed, codes)

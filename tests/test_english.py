@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,36 @@ READ = {
     "$5 million, $1.50, $1, £3.01, €2.5": "five million dollars, one dollar and fifty cents, one dollar, "
     "three pounds and one pence, two point five euros",
     "-5 °C, 1 m, 50% and 16GB": "minus five degrees Celsius, one metre, fifty percent and sixteen gigabytes",
-    "10-12 men, 3/4, 4x4, No. 5": "ten to twelve men, three over four, four by four, number five",
+    "10-12 men, 4x4, No. 5": "ten to twelve men, four by four, number five",
     "version 3.11.7": "version three point eleven point seven",
     "MP3, B2B, 5'10\"": "em pee three, bee two bee, five ten\"",
     "The BBC and TVs in the USA, e.g. at 5 p.m.": "The bee bee see and tee vees in the you ess ay, for example "
     "at five pee em",
+    "the 97.5th": "the ninety seven point fifth",
+    "1ST, 3RD, Henry VIII": "first, third, Henry eight",
+    "the U.S., J. K. and D.C.": "the you ess, jay. kay. and dee see",
+    "DON'T, I'M, TODAY'S, MR. SMITH, HMM": "DON'T, I'M, TODAY'S, MR. SMITH, HMM",
+    "$1.2bn, $5M, $10 m, US$5, -$5, $.50, 10€": "one point two billion dollars, five million dollars, ten million "
+    "dollars, "
+    "five you ess dollars, minus five dollars, fifty cents, ten euros",
+    "$5-$10, $3-4 million": "five to ten dollars, three to four million dollars",
+    "1990-1995, mid-1990s, the 1900s": "nineteen ninety to nineteen ninety five, mid-nineteen nineties, the "
+    "nineteen hundreds",
+    "11/29/2026, 29/11/2026, Nov 29, 2026, 5 May": "November twenty ninth twenty twenty six, November twenty ninth "
+    "twenty "
+    "twenty six, November twenty ninth, twenty twenty six, fifth of May",
+    "9am-5pm, 8:30-9:30, 5:00pm, 4 PM": "nine ay em to five pee em, eight thirty to nine thirty, five pee em, four "
+    "pee em",
+    "50%-60%, 24/7, 9/11": "fifty to sixty percent, twenty four seven, nine eleven",
+    "1/2 cup, 2 1/2, 1½ and ¾": "one half cup, two and a half, one and a half and three quarters",
+    "(555) 123-4567, 1-800-555-0199, 020 7946 0958": "five five five, one two three, four five six seven, one, "
+    "eight zero "
+    "zero, five five five, zero one nine nine, zero two zero, seven nine four six, zero nine five eight",
+    "AT&T, Q&A, 5&6": "ay tee and tee, cue and ay, five and six",
+    "2+2=4, 3 + 4, C++, 18+": "two plus two equals four, three plus four, see plus plus, eighteen plus",
+    "10 000, 5-kg, 50 m², 30 mins, 5 s": "ten thousand, five kilograms, fifty square metres, thirty minutes, five "
+    "seconds",
+    "#5, Fig. 3, pp. 10-12, .5": "number five, figure three, pages ten to twelve, zero point five",
     "Plan B & C": "Plan bee and see",
     "1,000,000 and 1234567": "one million and one million two hundred thirty four thousand five hundred sixty seven",
     "1,2001": "one,two thousand one",
@@ -49,7 +75,7 @@ def test_what_is_read(text: str):
 
 
 @pytest.mark.parametrize(
-    "text", ["Hello, I am here. OK? STOP. NASA's A-team", "It's a fox; well-known: yes!", "Ünïcode ½ ٣ 五"]
+    "text", ["Hello, I am here. OK? STOP. NASA's A-team", "It's a fox; well-known: yes!", "Ünïcode ² ٣ 五"]
 )
 def test_what_stays(text: str):
     assert in_words(text) == text
@@ -60,8 +86,14 @@ def test_what_stays(text: str):
 def test_no_digit_is_left_or_lost(text: str):
     words = in_words(text)
     assert not set(words) & set("0123456789")
-    assert in_words(words) == words or "A" in text or "B" in text
     assert bool(words.strip()) == bool(text.strip())
+
+
+@pytest.mark.parametrize("part", ["1", "9,99", "1-", "0 ", "$", "1.", "+1 ", "12:", "x1", "BC", "a.m.", "1/", "May 5 "])
+def test_nothing_takes_long(part: str):
+    begin = time.perf_counter()
+    in_words(part * (3000 // len(part)))
+    assert time.perf_counter() - begin < 3  # a tenth of a second on a quiet machine
 
 
 def folder_that_reads(tmp_path: Path, reader: object) -> Path:

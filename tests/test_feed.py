@@ -18,22 +18,8 @@ from mlx_rvqspec.sampling import Sampling
 from mlx_rvqspec.text import speakable
 
 TOKENIZER = load_tokenizer(TINY, read_config(TINY))
-NUMERALS = [
-    "1",
-    "20",
-    "1,200",
-    "1984",
-    "$5",
-    ".",
-    ", ",
-    " ",
-    " x",
-    " kg",
-    " million",
-    "-",
-    ":30",
-    "th",
-    "s",
+NUMERALS = ["1", "20", "1,200", "1984", "$5", "NZ$ 5", ".", ", ", " ", " x", " kg", " million", "-", ":30", "th", "s"]
+NUMERALS += [
     " BBC",
     " No. ",
     "+4",
@@ -41,6 +27,14 @@ NUMERALS = [
     "a",
     "\n",
     "\n\n",
+    "= = ",
+    " & ",
+    " + ",
+    " Nov. ",
+    " 5 May",
+    "1/2",
+    "U.S.",
+    "p.m.",
 ]
 TEXT = "Yes, I am here. Are you?"
 
