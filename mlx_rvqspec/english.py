@@ -25,11 +25,11 @@ km/h=kilometre an hour|mph=mile an hour|m/s=metre a second|Hz=hertz|kHz=kilohert
 W=watt|kW=kilowatt|kWh=kilowatt hour|V=volt|KB=kilobyte|MB=megabyte|GB=gigabyte|TB=terabyte|°C=degree Celsius|
 ºC=degree Celsius|°F=degree Fahrenheit|ºF=degree Fahrenheit|°=degree|%=percent|€=euro|£=pound|¢=cent""")
 IRREGULAR = {"foot": "feet", "percent": "percent", "pence": "pence", "sen": "sen", "yen": "yen"}
-ABBREVIATIONS = table("""e.g.=for example|i.e.=that is|etc.=et cetera|vs.=versus|vs=versus|approx.=approximately|&=and|@=at|
-+=plus|½=one half|¼=a quarter|¾=three quarters""") | {"=": "equals"}
+ABBREVIATIONS = table("""e.g.=for example|i.e.=that is|etc.=et cetera|vs.=versus|vs=versus|approx.=approximately|&=and|
+@=at|+=plus|½=one half|¼=a quarter|¾=three quarters""") | {"=": "equals"}
 PARTS = dict(zip("23456789", "half third quarter fifth sixth seventh eighth ninth".split()))
-LETTERS = table("""A=ay|B=bee|C=see|D=dee|E=ee|F=eff|G=jee|H=aych|I=eye|J=jay|K=kay|L=el|M=em|N=en|O=oh|P=pee|Q=cue|R=are|
-S=ess|T=tee|U=you|V=vee|W=double you|X=ex|Y=why|Z=zee""")
+LETTERS = table("""A=ay|B=bee|C=see|D=dee|E=ee|F=eff|G=jee|H=aych|I=eye|J=jay|K=kay|L=el|M=em|N=en|O=oh|P=pee|Q=cue|
+R=are|S=ess|T=tee|U=you|V=vee|W=double you|X=ex|Y=why|Z=zee""")
 # Read letter by letter like what has no vowel, and what is not although it has none.
 SPELLED = """AI AM API ATM CEO CFO CIA CTO DIY DNA ECB EST EU FAQ FBI FYI GOP HBO IBM ID IMF IPO IQ IRS MRI NBA NGO
     NYC OMG OS PDF PM SUV UAE UCLA UFO UK UN URL USA USB USD VIP""".split()
