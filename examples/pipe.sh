@@ -3,5 +3,5 @@
 # ffmpeg -f s16le -ar 24000 -i - speech.m4a. Raw samples are 16 bit, little-endian, mono, 24 kHz.
 set -e
 echo "What comes in here goes out there." |
-    mlx-tts speak - --seed 46 --quiet -o - --format pcm |
+    mlx-tts speak - --seed 6 --quiet -o - --format pcm |
     gzip > speech.pcm.gz

@@ -6,7 +6,7 @@ import mlx_rvqspec as tts
 
 engine = tts.load()
 chunks = []
-for chunk in engine.stream("This sentence arrives in pieces.", speaker=engine.speakers[0], chunk_frames=4, seed=46):
+for chunk in engine.stream("This sentence arrives in pieces.", speaker=engine.speakers[0], chunk_frames=4, seed=6):
     chunks.append(chunk.audio)  # float32, -1..1: play it, send it, write it
     print(f"{len(chunk.audio)} samples, {chunk.stats.audio_s:.2f} s so far")
 

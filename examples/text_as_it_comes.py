@@ -14,6 +14,6 @@ def answer():
 
 
 engine = tts.load()
-for chunk in engine.stream(answer(), speaker=engine.speakers[0], seed=46):
+for chunk in engine.stream(answer(), speaker=engine.speakers[0], seed=6):
     print(f"[{len(chunk.audio)} samples]", end=" ")  # chunk.audio: play it, send it, write it
 print(f"\n{chunk.stats.audio_s:.2f} s of speech")

@@ -5,7 +5,13 @@ from pathlib import Path
 
 PKG = Path(__file__).parents[1] / "mlx_rvqspec"
 WAIT = re.compile(r"mx\.eval\(|np\.array\(|\.item\(\)")
-ONCE = {"layers", "load", "spec_decode.drafter", "spec_decode.rounds"}  # when a model is loaded or a size first used
+ONCE = {
+    "layers",
+    "load",
+    "multi_code_decoder",
+    "spec_decode.drafter",
+    "spec_decode.rounds",
+}  # when a model is loaded or a size first used
 SPEAKING = {"utterance", "reading", "generate", "spec_decode.frames"}  # a frame, a chunk or a round at a time
 RECORDINGS = {"encoders"}
 PROMPTS = {"heads", "kept"}  # when a voice's first text is read

@@ -59,9 +59,8 @@ def begun(
 
     def finish() -> RoundState:
         answer, state, num_after = under_way
-        while (
-            num_left := rounds.num_slots - int(np.array(answer.slot).min())
-        ) > num_after:  # waits, the device does not
+        # waits, where the device mostly does not: the answer decides how many rounds follow
+        while (num_left := rounds.num_slots - int(np.array(answer.slot).min())) > num_after:
             answer, state, num_after = enqueue(state, num_left, num_after)
         return rounds.finished(state)
 
