@@ -282,14 +282,13 @@ class Engine:
 
     def _pump_feed(self, job: Job, pieces: Iterable[str]) -> Generator[Chunk, None, None]:
         """As ``_pump``; pieces of the text are waited for here, in the caller's thread, while others get their turn."""
-        in_words = bool(self._model.config.text_reader)
-        feed, more = Feed(self._model.tokenizer, job.how.passage_s, in_words=in_words), iter(pieces)
+        model, more = self._model, iter(pieces)
+        feed = Feed(model.tokenizer, job.how.passage_s, in_words=bool(model.config.text_reader))
         for chunk in self._pump(read_feed(self._reader, job, feed)):
             if isinstance(chunk, Chunk):
                 yield chunk
                 continue
-            piece = next(more, None)
-            if piece is None:
+            if (piece := next(more, None)) is None:
                 feed.close()
             else:
                 feed.add(piece)
