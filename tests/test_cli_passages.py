@@ -69,4 +69,6 @@ def test_runaways_by_policy(run, tmp_path):  # noqa: F811
     for attempt in range(3):
         assert f"passage 1 with seed {attempt_seed(SEED, attempt)} ended by length after 3 frames" == told[1 + attempt]
     last = load(TINY).speak("Hello.", speaker="ryan", seed=attempt_seed(SEED, 2), chunk_frames=3)
-    np.testing.assert_array_equal(samples("a.wav"), np.rint(last.audio[: 3 * 1920].clip(-1, 1) * 32767))
+    expected = np.rint(last.audio[: 3 * 1920].clip(-1, 1) * 32767)
+    # in chunks of another length, which a BLAS may add up in another order
+    np.testing.assert_allclose(samples("a.wav"), expected, atol=4)
