@@ -5,6 +5,7 @@ biases. Upstream's multimodal rotary has three equal position rows here, so it i
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -144,21 +145,24 @@ def swiglu(gate: mx.array, up: mx.array) -> mx.array:
 
 
 def side_by_side(layers: list[Linear]) -> mx.array:
-    """The matrices of some layers in one [in, sum of out], of which their weights become parts. Changes the layers.
-
-    Small float32 ones are also turned round in memory on the CPU: in that layout OpenBLAS multiplies a few rows (up to
-    100^3 products) without packing the matrix anew in every call, so 4 rows cost what one does; in the other its limit
-    is 1,200 results (sgemm_small_kernel_permit_skylakex.c, 0.3.31).
-    """
-    matrix = mx.concatenate([layer.weight for layer in layers]).T
-    if on_cpu() and matrix.dtype == mx.float32 and matrix.size <= SMALL_MATRIX:
-        matrix = mx.contiguous(matrix)
-    begin = 0
+    """The matrices of some layers in one [in, sum of out], of which their weights become parts. Changes the layers."""
+    matrix, begin = as_multiplied(mx.concatenate([layer.weight for layer in layers]).T), 0
     for layer in layers:
         end = begin + layer.weight.shape[0]
         layer._matrix = matrix[:, begin:end]
         layer.weight, begin = layer._matrix.T, end
     return matrix
+
+
+def as_multiplied(matrices: mx.array) -> mx.array:
+    """Matrices [..., in, out], small float32 ones turned round in memory on the CPU.
+
+    In that layout OpenBLAS multiplies a few rows (up to 100^3 products) without packing the matrix anew in every call,
+    so 4 rows cost what one does; in the other its limit is 1,200 results (sgemm_small_kernel_permit_skylakex.c,
+    0.3.31). CPUs without AVX-512 pack in any case, and this layout a third faster.
+    """
+    is_small = matrices.shape[-1] * matrices.shape[-2] <= SMALL_MATRIX
+    return mx.contiguous(matrices) if on_cpu() and matrices.dtype == mx.float32 and is_small else matrices
 
 
 def packed_side_by_side(layers: list[Any]) -> tuple[mx.array, mx.array, mx.array]:
@@ -172,6 +176,22 @@ def packed_side_by_side(layers: list[Any]) -> tuple[mx.array, mx.array, mx.array
         joined.append(whole)
     weight, scales, biases = joined
     return weight, scales, biases
+
+
+def together(layers: list[Any]) -> Callable[[mx.array], mx.array] | None:
+    """What some layers make of the same input, side by side in one product: fewer, larger steps.
+
+    Their weights become parts of one array. None where they are not stored alike.
+    """
+    if all(isinstance(layer, Linear) for layer in layers):
+        matrix = side_by_side(layers)
+        return lambda x: multiply(x, matrix)
+    kinds = {(getattr(layer, "group_size", 0), getattr(layer, "bits", 0)) for layer in layers}
+    if len(kinds) > 1:
+        return None
+    ((group_size, bits),) = kinds
+    parts = packed_side_by_side(layers)
+    return lambda x: mx.quantized_matmul(x, *parts, group_size=group_size, bits=bits)
 
 
 def lay_out(module: nn.Module) -> None:
@@ -189,6 +209,7 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim, self.scale = config.head_dim, config.head_dim**-0.5
         self.tiles = 0  # of a mask, where ``attend`` is used
+        self._qkv: Callable[[mx.array], mx.array] | None = None
         width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.q_proj = Linear(config.hidden_size, width, bias=False)
         self.k_proj = Linear(config.hidden_size, kv_width, bias=False)
@@ -202,7 +223,7 @@ class Attention(nn.Module):
     ) -> mx.array:
         """What the heads of x [B T, D] saw [B T, heads x head_dim], before ``o_proj``."""
         rows = x.shape[0]
-        q, k, v = self._together(x, position) if "_qk_norm" in self else self._apart(x, position)
+        q, k, v = self._together(x, position) if self._qkv else self._apart(x, position)
         k, v = cache.update_and_fetch(k, v)
         if self.tiles:
             out = attend(q, k, v, mask)
@@ -211,29 +232,20 @@ class Attention(nn.Module):
         return out.reshape(rows, -1) if q.shape[2] == 1 else out.reshape(q.shape).swapaxes(1, 2).reshape(rows, -1)
 
     def lay_out(self) -> None:
-        """Make queries, keys and values in one product where their matrices are stored alike: fewer, larger steps."""
-        projections = [self.q_proj, self.k_proj, self.v_proj]
-        if all(isinstance(projection, Linear) for projection in projections):
-            self._qkv = side_by_side(projections)
-        elif len(kinds := {(getattr(part, "group_size", 0), getattr(part, "bits", 0)) for part in projections}) == 1:
-            ((self._group_size, self._bits),) = kinds
-            self._packed_qkv = packed_side_by_side(projections)
-        if "_qkv" in self or "_packed_qkv" in self:
+        """Make queries, keys and values together where that can be."""
+        self._qkv = together([self.q_proj, self.k_proj, self.v_proj])
+        if self._qkv:
             q_norm = self.q_norm.weight
-            if "_qkv" in self and self._qkv.dtype == mx.float32 and on_cpu():
+            if isinstance(self.q_proj, Linear) and self.q_proj.weight.dtype == mx.float32 and on_cpu():
                 self.tiles, q_norm = self.num_heads // self.num_kv_heads, q_norm * self.scale
             norms = [q_norm] * self.num_heads + [self.k_norm.weight] * self.num_kv_heads
             self._qk_norm = mx.stack(norms)[:, None]
 
     def _together(self, x: mx.array, position: tuple[mx.array, mx.array]) -> tuple[mx.array, mx.array, mx.array]:
         """Queries, keys and values [B, heads, T, head_dim], normed and turned."""
+        assert self._qkv, "laid out"
         num_turned = self.num_heads + self.num_kv_heads
-        if "_qkv" in self:
-            heads = multiply(x, self._qkv)
-        else:
-            weight, scales, biases = self._packed_qkv
-            heads = mx.quantized_matmul(x, weight, scales, biases, group_size=self._group_size, bits=self._bits)
-        heads = by_head(heads, position[0].shape[2], num_turned + self.num_kv_heads)
+        heads = by_head(self._qkv(x), position[0].shape[2], num_turned + self.num_kv_heads)
         turned, v = mx.split(heads, [num_turned], axis=1)  # a step less than two slices
         turned = rotate(mx.fast.rms_norm(turned, None, self.q_norm.eps) * self._qk_norm, *position)
         q, k = mx.split(turned, [self.num_heads], axis=1)
@@ -253,13 +265,20 @@ class MLP(nn.Module):
         self.gate_proj = Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj = Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=False)
+        self._gate_up: Callable[[mx.array], mx.array] | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.down_proj(self.inner(x))
 
     def inner(self, x: mx.array) -> mx.array:
         """Before ``down_proj``."""
+        if self._gate_up:
+            return swiglu(*mx.split(self._gate_up(x), 2, axis=-1))
         return swiglu(self.gate_proj(x), self.up_proj(x))
+
+    def lay_out(self) -> None:
+        """Make gates and what they let through together where that can be."""
+        self._gate_up = together([self.gate_proj, self.up_proj])
 
 
 class DecoderLayer(nn.Module):

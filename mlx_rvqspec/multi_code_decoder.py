@@ -13,7 +13,7 @@ import numpy as np
 
 from .cache import Joined
 from .config import CodeDecoderConfig, MultiCodeDecoderConfig
-from .layers import SMALL_MATRIX, DecoderLayer, LayerCache, Linear, gathered_matmul, rotary
+from .layers import SMALL_MATRIX, DecoderLayer, LayerCache, Linear, as_multiplied, gathered_matmul, rotary
 from .sampling import choose
 
 
@@ -32,7 +32,8 @@ class Heads(nn.Module):
 
     def lay_out(self) -> None:
         """As ``layers.lay_out``: keep the matrices as they are multiplied."""
-        self._matrices = self.weight.swapaxes(-1, -2)
+        self._matrices = as_multiplied(self.weight.swapaxes(-1, -2))
+        self.weight = self._matrices.swapaxes(-1, -2)
 
     def numbers(self) -> mx.array:
         """All heads [15, V, D]."""

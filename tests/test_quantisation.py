@@ -104,11 +104,11 @@ def test_queries_keys_and_values_in_one_product_are_those_apart():
     attention = load_model(TINY, quantize=8).code_decoder.model.layers[0].self_attn
     position = rotary(mx.arange(3)[None], attention.head_dim, 1e6)
     x = mx.random.normal((3, 64), key=mx.random.key(1))
-    assert "_packed_qkv" in attention
+    assert attention._qkv
     for together, apart in zip(attention._together(x, position), attention._apart(x, position)):
         np.testing.assert_allclose(together, apart, atol=1e-6)
     mixed = load_model(TINY, quantize="mixed").code_decoder.model.layers[0].self_attn
-    assert "_packed_qkv" not in mixed and mixed.v_proj.bits != mixed.q_proj.bits
+    assert not mixed._qkv and mixed.v_proj.bits != mixed.q_proj.bits
 
 
 def test_group_sizes_follow_the_widths():
