@@ -35,7 +35,7 @@ from mlx_rvqspec.spec_decode.tree import Tree
 TEXTS = Path(__file__).parent / "texts" / "evaluation.txt"
 NUM_DEPTHS = 3  # the paper's
 CONFIRMED, CONFIRMED_FRAMES = (4, 8, 32), 64
-PAPER = Form(NUM_DEPTHS, 1, 0, 0, 0, "probability")
+PAPER = Form(NUM_DEPTHS, 1, False, 0, 0, 0, "probability")
 
 
 def read_kinds(path: Path) -> dict[str, list[str]]:
@@ -62,7 +62,7 @@ class MedusaProposer(OffsetProposer):
 
     def propose(self, state: mx.array, newest: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         inner = mx.einsum("bd,ked->bke", state[:, 0], self.blocks["linear"]) + self.blocks["bias"]
-        return self._candidates(state + nn.silu(inner), [], slot, noise, knobs)
+        return self._candidates(state + nn.silu(inner), slot, noise, knobs)
 
 
 def medusa_drafts(weights: offsets.Weights, frames: collect.Frames) -> Iterator[tuple[int, mx.array]]:
@@ -100,27 +100,24 @@ def entropies(model: Qwen3TTS, frames: collect.Frames) -> list[float]:
 def measure(
     name: str,
     size: int,
-    ranks: Callable[[collect.Frames, int], np.ndarray],
+    ranks: Callable[[collect.Frames], np.ndarray],
     calibration: collect.Frames,
     evaluation: dict[str, collect.Frames],
 ) -> tuple[dict[str, Any], dict[int, tuple[Tree, Tree]]]:
     """What a drafter reaches with trees grown on the calibration frames, and these trees.
 
-    ranks: of the codes of some frames, in rounds of so many rows.
+    ranks: of the codes of some frames.
     """
-    trees, whole = {}, np.empty(0)
     result: dict[str, Any] = {"num_parameters": size, "codes_per_round": {}, "acceptance": {}, "by_kind": {}}
-    for sizes in run.SIZES:
-        grown = grow_tree.grow_trees(ranks(calibration, sizes[0]), sizes)
-        kinds = {kind: ranks(frames, sizes[0]) for kind, frames in evaluation.items()}
-        whole = np.concatenate(list(kinds.values()))
-        for num_nodes, pair in grown.items():
-            rounds, drafted = grow_tree.rounds_of(whole, *pair)
-            result["codes_per_round"][num_nodes] = drafted.size / int(rounds.sum())
-            result["acceptance"][num_nodes] = drafted.mean(axis=0).round(4).tolist()
-            by_kind = {kind: grow_tree.codes_per_round(part, *pair) for kind, part in kinds.items()}
-            result["by_kind"][num_nodes] = by_kind
-        trees |= grown
+    trees = grow_tree.grow_trees(ranks(calibration))
+    kinds = {kind: ranks(frames) for kind, frames in evaluation.items()}
+    whole = np.concatenate(list(kinds.values()))
+    for num_nodes, pair in trees.items():
+        rounds, drafted = grow_tree.rounds_of(whole, *pair)
+        result["codes_per_round"][num_nodes] = drafted.size / int(rounds.sum())
+        result["acceptance"][num_nodes] = drafted.mean(axis=0).round(4).tolist()
+        by_kind = {kind: grow_tree.codes_per_round(part, *pair) for kind, part in kinds.items()}
+        result["by_kind"][num_nodes] = by_kind
     result["best_candidate_right"] = [
         float((whole[:, 1 : 15 - depth, depth] == 0).mean()) for depth in range(whole.shape[2])
     ]
@@ -135,9 +132,9 @@ def confirm(
     """The frames decoded by the engine: whether the codes are plain decoding's, and rounds found and expected."""
     choice, decoder = model.sampling.rest, model.multi_code_decoder
     frames = frames.take(slice(0, CONFIRMED_FRAMES))
-    noise, results = collect.noise_of(model, frames.keys), {}
+    noise, ranks, results = collect.noise_of(model, frames.keys), run.drafter_ranks(model, drafter, frames), {}
     for num_nodes in CONFIRMED:
-        pair, ranks = trees[num_nodes], run.drafter_ranks(model, drafter, frames, num_nodes)
+        pair = trees[num_nodes]
         rounds = Rounds(
             decoder, drafter.proposer(decoder, choice.form, *pair), *pair, choice.form, wrap=lambda function: function
         )
@@ -156,12 +153,13 @@ def our_forms(ours: Form) -> dict[str, Form]:
     """The way from the paper's method to ours, one change at a time."""
     noise = replace(PAPER, ranking="noise")
     deep = replace(noise, num_depths=ours.num_depths)
-    memory = replace(ours, first_size=0)
+    scaled = replace(deep, is_scaled=True)
     return {
         "paper, ranked by noise": noise,
         "+ more depths": deep,
         "+ offsets by position": replace(deep, num_positions=15),
-        "+ memory of the codes": memory,
+        "+ scale": scaled,
+        "+ memory of the newest code": replace(ours, first_size=0),
         "+ first round (ours)": ours,
     }
 
@@ -171,7 +169,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", help="model folder or hub id; else the built-in voice")
     parser.add_argument("--fit-frames", type=int, default=6000)
     parser.add_argument("--frames", type=int, default=1200, help="to measure on; as many to grow trees on")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     model = load_model(args.model)
@@ -189,7 +187,7 @@ def main() -> None:
         return run.fit_drafter(model, frames, form, seed=args.seed, num_steps=num_steps)
 
     def of_drafter(name: str, drafter: Drafter) -> tuple[dict[str, Any], dict[int, tuple[Tree, Tree]]]:
-        ranks = lambda part, num_nodes: run.drafter_ranks(model, drafter, part, num_nodes)  # noqa: E731
+        ranks = lambda part: run.drafter_ranks(model, drafter, part)  # noqa: E731
         return measure(name, drafter.num_parameters, ranks, calibration, evaluation)
 
     results = {"zero offsets": of_drafter("zero offsets", fitted(PAPER, 0))[0]}
@@ -197,7 +195,7 @@ def main() -> None:
     medusa = fit_medusa(model, frames, args.seed, args.steps)
     for ranking in ("probability", "noise"):
         proposer, name = MedusaProposer(medusa, model, ranking), f"Medusa heads, ranked by {ranking}"
-        ranks = lambda part, num_nodes, proposer=proposer: grow_tree.ranks_of(  # noqa: E731
+        ranks = lambda part, proposer=proposer: grow_tree.ranks_of(  # noqa: E731
             model, proposer, model.sampling.rest, part, drafts_first=False
         )
         results[name] = measure(name, sum(w.size for w in medusa.values()), ranks, calibration, evaluation)[0]

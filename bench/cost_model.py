@@ -101,7 +101,7 @@ def count() -> dict[str, int]:
     code0 = mx.zeros((1,), dtype=mx.int32)
     hidden, noise = mx.zeros((1, 64)), mx.zeros((1, NUM_CODES, 64))
     inputs = hidden, code0, hidden, noise
-    form = Form(NUM_DEPTHS, 1, 0, 0, 0, "probability")
+    form = Form(NUM_DEPTHS, 1, False, 0, 0, 0, "probability")
     weights = initial_weights(form, model.multi_code_decoder, mx.random.key(0))
     tree = Tree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))  # its size changes no launch
     drafter = Drafter(form, weights, {tree.num_nodes: (tree, Tree(()))}, "", "", {})

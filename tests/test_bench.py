@@ -54,7 +54,7 @@ def test_underruns_are_what_a_listener_waits_for(arrivals, number, waited):
 def test_the_frame_suite_measures_every_side_on_equal_codes(monkeypatch):
     monkeypatch.setattr(collect, "MAX_TEXT_FRAMES", 3)
     model = load_model(TINY)
-    drafter = replace(random_drafter(Form(3, 1, 2, 4, 4, "noise")), fingerprint=model.fingerprint)
+    drafter = replace(random_drafter(Form(3, 1, True, 2, 4, 4, "noise")), fingerprint=model.fingerprint)
     plan = frame.Plan(("uncompiled",), (4,), 1, 1)
     suite = frame.frame_suite(model, drafter, ["Hello there."], plan, seed=1)
     assert list(suite["codes_ms"]) == ["plain uncompiled", "spec 4 uncompiled"]
@@ -82,7 +82,7 @@ def test_frames_are_decoded_one_after_another():
 def test_rows_that_adapt_are_timed_beside_fixed_ones(monkeypatch):
     monkeypatch.setattr(frame, "LEARNING", 5)
     model = load_model(TINY)
-    drafter = random_drafter(Form(3, 1, 2, 4, 4, "noise"))
+    drafter = random_drafter(Form(3, 1, True, 2, 4, 4, "noise"))
     sizes = tuple(size for size in drafter.trees if size > 1)
     frames = frame.spoken_frames(model, ["Hello there."], 1, 1)
     times = frame.time_codes(model, drafter, frames, frame.Plan(("uncompiled",), sizes, 1, 1))
@@ -215,7 +215,7 @@ def test_after_warming_up_a_request_meets_no_new_shape():
 
         return call
 
-    drafter = random_drafter(Form(3, 1, 2, 4, 4, "noise"))
+    drafter = random_drafter(Form(3, 1, True, 2, 4, 4, "noise"))
     engine = owner().run(lambda: Engine(load_model(TINY), noting, drafter=drafter, num_nodes=4))
     engine.warm_up()
     known = set(seen)

@@ -60,7 +60,7 @@ def test_a_profile_that_cannot_be_written_leaves_nothing_behind():
 
 
 def test_the_engine_hands_out_the_chunks_that_were_measured(capsys, monkeypatch):
-    drafter = replace(random_drafter(Form(3, 1, 2, 4, 4, "noise")), fingerprint=fingerprint(TINY))
+    drafter = replace(random_drafter(Form(3, 1, True, 2, 4, 4, "noise")), fingerprint=fingerprint(TINY))
     save(drafter, cache_folder() / drafter.fingerprint / FILE)
     assert load(TINY).chunk_frames == 4
     write_profile(drafter.fingerprint, device_name("mlx.core.float32", False), PROFILE)
@@ -76,7 +76,7 @@ def test_the_engine_hands_out_the_chunks_that_were_measured(capsys, monkeypatch)
 
 @pytest.mark.parametrize("change", [{"num_nodes": 7}, {"codes_ms": "15"}, {"gb_per_s": 1e10}, {"num_nodes": True}])
 def test_info_and_load_believe_the_same_of_what_is_kept(run, change):  # noqa: F811
-    drafter = replace(random_drafter(Form(3, 1, 2, 4, 4, "noise")), fingerprint=fingerprint(TINY))
+    drafter = replace(random_drafter(Form(3, 1, True, 2, 4, 4, "noise")), fingerprint=fingerprint(TINY))
     save(drafter, cache_folder() / drafter.fingerprint / FILE)
     name = device_name("mlx.core.float32", False)
     rows_file(drafter.fingerprint).write_text(json.dumps({name: asdict(PROFILE) | {"num_nodes": 1} | change}))

@@ -22,8 +22,8 @@ from mlx_rvqspec.spec_decode.rounds import Rounds
 from mlx_rvqspec.spec_decode.tree import Tree
 
 CHOICE = Choice(0.9, 50, 1.0)
-PAPER = Form(3, 1, 0, 0, 0, "probability")
-OURS = Form(5, 15, 2, 4, 4, "noise")
+PAPER = Form(3, 1, False, 0, 0, 0, "probability")
+OURS = Form(5, 15, True, 3, 4, 4, "noise")
 TREE, FIRST = Tree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))), Tree(((0,), (1,), (0, 0)))
 
 
@@ -41,65 +41,50 @@ def random_drafter(form: Form, seed: int = 0) -> Drafter:
     return Drafter(form, weights, trees, "a tiny model", model().fingerprint, {"num_nodes": 8})
 
 
-def scores_by_formula(
-    drafter: Drafter,
-    base: np.ndarray,
-    slot: int,
-    noise: np.ndarray,
-    embedding: np.ndarray | None,
-    follows_guesses: bool,
-) -> list[np.ndarray]:
-    """Scores of each depth for one row; embedding: of the newest code, where there is one."""
-    form, w = drafter.form, {name: np.array(value) for name, value in drafter.weights.items()}
-    decoder = model().multi_code_decoder
-    heads = np.array(decoder.lm_head.weight)
-    tables = np.array(decoder.model.codec_embedding.weight).reshape(*heads.shape[:2], -1)
-    known = [] if embedding is None else [embedding]
+def scores_by_formula(form: Form, drafts: np.ndarray, slot: int, noise: np.ndarray) -> list[np.ndarray]:
+    """Scores of each depth for one row of draft states [K, D]."""
+    heads = np.array(model().multi_code_decoder.lm_head.weight)
     scores = []
-    for depth in range(base.shape[0]):
+    for depth, draft in enumerate(drafts):
         book = min(slot + depth, 14)
-        row = heads[book] @ base[depth]
+        row = heads[book] @ draft
         if form.ranking == "noise":
             least = np.sort(row)[-CHOICE.top_k]
             row = np.where(row >= least, row, -np.inf) + CHOICE.temperature * noise[book]
-        for lag, e in enumerate(known[::-1][: form.num_lags]):
-            row = row + heads[book] @ (w["memory_out"] @ (w["memory_in"][lag] @ e))
         scores.append(row)
-        known.append(tables[book, row.argmax()] * follows_guesses)
     return scores
 
 
 @pytest.mark.parametrize("num_candidates", [1, 4])
-@pytest.mark.parametrize("follows_guesses", [True, False])
+@pytest.mark.parametrize("num_depths", [2, 5])
 @pytest.mark.parametrize("form", [PAPER, OURS, dataclasses.replace(OURS, ranking="probability", num_positions=1)])
-def test_candidates_follow_the_formula(form: Form, follows_guesses: bool, num_candidates: int):
+def test_candidates_follow_the_formula(form: Form, num_depths: int, num_candidates: int):
     drafter, rng = random_drafter(form), np.random.default_rng(0)
-    decoder = model().multi_code_decoder
+    decoder, w = model().multi_code_decoder, {name: np.array(value) for name, value in drafter.weights.items()}
     D, W = decoder.lm_head.weight.shape[2], decoder.model.codec_embedding.weight.shape[1]
     state, hidden, first = (rng.normal(size=(3, n)).astype(np.float32) for n in (D, W, W))
     noise, slots = rng.gumbel(size=(3, 15, 64)).astype(np.float32), [1, 6, 13]
     newest, tables = np.array([5, 0, 63], dtype=np.int32), np.array(decoder.model.codec_embedding.weight)
-    K = form.num_depths
-    depths = K, K if form.first_size else 0
-    kind = {"follows_guesses": follows_guesses}
-    proposer = drafters.OffsetProposer(drafter, decoder, CHOICE.form, *depths, num_candidates, **kind)
+    K = min(num_depths, form.num_depths)  # a tree may be less deep than its drafter
+    proposer = drafters.OffsetProposer(drafter, decoder, CHOICE.form, K, K if form.first_size else 0, num_candidates)
     args = [mx.array(x) for x in (state[:, None], newest[:, None], np.array(slots, dtype=np.int32)[:, None], noise)]
     found = np.array(proposer.propose(*args, CHOICE.knobs))
     assert found.shape == (3, K, num_candidates)
-    offsets = np.broadcast_to(np.array(drafter.weights["hidden_offset"]), (15, K, D))
+    offsets = np.broadcast_to(w["hidden_offset"], (15, form.num_depths, D))
     for row, slot in enumerate(slots):
-        base = state[row] + offsets[slot - 1]
-        embedding = tables[(slot - 1) * 64 + newest[row]] if form.memory_size else None
-        expected = scores_by_formula(drafter, base, slot, noise[row], embedding, follows_guesses)
+        drafts = state[row] * (w["hidden_scale"][:K, None] if form.is_scaled else 1) + offsets[slot - 1, :K]
+        embedding = tables[(slot - 1) * 64 + newest[row]]
+        for depth in range(min(K, form.memory_depths)):
+            drafts[depth] += w["memory_out"] @ (w["memory_in"][depth] @ embedding)
+        expected = scores_by_formula(form, drafts, slot, noise[row])
         for depth in range(min(K, 15 - slot)):
             assert found[row, depth].tolist() == np.argsort(-expected[depth])[:num_candidates].tolist()
     if form.first_size:
-        w = {name: np.array(value) for name, value in drafter.weights.items()}
         found = np.array(proposer.propose_first(*(mx.array(x) for x in (hidden, first, noise)), CHOICE.knobs))
         for row in range(3):
             inner = w["first_in"] @ np.concatenate([hidden[row], first[row]])
-            base = w["first_out"] @ (inner / (1 + np.exp(-inner))) + w["first_offset"]
-            expected = scores_by_formula(drafter, base, 0, noise[row], None, follows_guesses)
+            drafts = w["first_out"] @ (inner / (1 + np.exp(-inner))) + w["first_offset"][:K]
+            expected = scores_by_formula(form, drafts, 0, noise[row])
             assert [x.tolist() for x in found[row]] == [np.argsort(-x)[:num_candidates].tolist() for x in expected]
 
 

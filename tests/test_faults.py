@@ -4,6 +4,7 @@ import json
 import math
 import signal
 import subprocess
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from damage import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_drafter import OURS, random_drafter
+from test_drafter import OURS, PAPER, random_drafter
 
 from mlx_rvqspec.spec_decode import drafter as drafters
 from mlx_rvqspec.text import clean, prepare
@@ -133,7 +134,8 @@ def tree(*paths: list[int]) -> list[dict]:
         {"facts": {}},
         {"facts": {"num_nodes": [8]}},
         {"fingerprint": 7},
-        {"form": {"num_depths": 2**70, "num_positions": 1, "num_lags": 0, "memory_size": 0, "first_size": 0}},
+        {"form": asdict(replace(PAPER, num_depths=2**70))},
+        {"form": asdict(PAPER) | {"is_scaled": 1}},
     ],
 )
 def test_a_drafter_is_not_believed(source, changes):

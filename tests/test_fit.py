@@ -23,7 +23,7 @@ from mlx_rvqspec.spec_decode.rounds import Rounds
 from mlx_rvqspec.spec_decode.tree import Tree
 from mlx_rvqspec.utterance import Line, Steps, speak_line
 
-FORM = Form(3, 1, 2, 2, 2, "noise")
+FORM = Form(3, 1, True, 2, 2, 2, "noise")
 MISS = grow_tree.MISS
 
 
@@ -154,7 +154,7 @@ def test_rounds_are_counted_as_in_words():
 def test_simulated_rounds_are_those_of_the_engine(num_nodes: int):
     drafter, frames, choice = fitted(), spoken().take(slice(0, 20)), model().sampling.rest
     tree, first_tree = drafter.trees[num_nodes]
-    expected, _ = grow_tree.rounds_of(run.drafter_ranks(model(), drafter, frames, num_nodes), tree, first_tree)
+    expected, _ = grow_tree.rounds_of(run.drafter_ranks(model(), drafter, frames), tree, first_tree)
     proposer = drafter.proposer(model().multi_code_decoder, choice.form, tree, first_tree)
     rounds = Rounds(model().multi_code_decoder, proposer, tree, first_tree, choice.form, wrap=as_it_is)
     noise = collect.noise_of(model(), frames.keys)

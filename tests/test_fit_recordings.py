@@ -89,7 +89,7 @@ def fit(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr(device, "measure", partial(device.measure, num_frames=1, repeats=1))
-    monkeypatch.setattr(run, "SIZES", ((1,), (8,)))
+    monkeypatch.setattr(run, "grow_trees", partial(run.grow_trees, sizes=(1, 8)))
 
     def fit(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["mlx-tts", "fit", *map(str, arguments)])

@@ -91,7 +91,7 @@ def test_seeds_of_attempts():
 def endless(monkeypatch: pytest.MonkeyPatch, decode: str) -> Engine:
     """A model that never ends and is heard for three frames."""
     monkeypatch.setattr(guard, "PATIENCE_S", 0.4)
-    drafter = random_drafter(Form(3, 1, 2, 4, 4, "noise")) if decode == "spec" else None
+    drafter = random_drafter(Form(3, 1, True, 2, 4, 4, "noise")) if decode == "spec" else None
     engine = owner().run(lambda: Engine(load_model(TINY), uncompiled, drafter=drafter, num_nodes=16))
     steps = Steps(engine._model, Sampling(), uncompiled, drafter=drafter, num_nodes=16)
     without_end = steps.allowed & (mx.arange(steps.allowed.size) != steps.eos)

@@ -56,7 +56,7 @@ def test_one_size_needs_no_looking():
 def test_codes_are_plain_whatever_the_size(monkeypatch: pytest.MonkeyPatch):
     used = iter([4, 16, 16, 4] * 20)
     monkeypatch.setattr(Pace, "pick", lambda self: next(used))
-    drafter = random_drafter(Form(3, 1, 2, 4, 4, "noise"))
+    drafter = random_drafter(Form(3, 1, True, 2, 4, 4, "noise"))
     engine = owner().run(lambda: Engine(load_model(GOLDEN), uncompiled, drafter=drafter, num_nodes=4, adapt=True))
     options = {"speaker": "ryan", "seed": 3, "sampling": Sampling(max_frames=9)}
     spec, plain = (engine.speak("Hello there.", decode=decode, **options) for decode in ("spec", "plain"))

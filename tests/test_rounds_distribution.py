@@ -99,7 +99,7 @@ def p_value(counts: np.ndarray, probs: np.ndarray) -> float:
 
 def sampled(choice: Choice, first: mx.array, seed: int) -> np.ndarray:
     """NUM_FRAMES frames [_, 15] of one code 0, decoded by speculation."""
-    decoder, form = toy(), Form(3, 1, 0, 0, 0, "noise")
+    decoder, form = toy(), Form(3, 1, False, 0, 0, 0, "noise")
     drafter = Drafter(form, {"hidden_offset": mx.zeros((1, 3, 8))}, {}, "toy", "", {})
     proposer = drafter.proposer(decoder, choice.form, TREE, Tree(()))
     rounds = Rounds(decoder, proposer, TREE, Tree(()), choice.form, wrap=lambda function: function)

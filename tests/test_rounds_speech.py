@@ -40,7 +40,7 @@ def random_drafter(form: Form) -> Drafter:
 
 @cache
 def engine(drafts_first: bool = True, num_nodes: int = 16) -> Engine:
-    drafter = random_drafter(Form(3, 1, 2, 4, 4 if drafts_first else 0, "noise"))
+    drafter = random_drafter(Form(3, 1, True, 2, 4, 4 if drafts_first else 0, "noise"))
     return owner().run(lambda: Engine(load_model(GOLDEN), uncompiled, drafter=drafter, num_nodes=num_nodes))
 
 
@@ -105,7 +105,7 @@ def test_a_frame_is_begun_in_vain_at_most_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Steps, "_speculate", lambda self, *args: calls.append(1) or speculate(self, *args))
     fresh = owner().run(
         lambda: Engine(
-            load_model(GOLDEN), uncompiled, drafter=random_drafter(Form(3, 1, 0, 0, 0, "noise")), num_nodes=4
+            load_model(GOLDEN), uncompiled, drafter=random_drafter(Form(3, 1, False, 0, 0, 0, "noise")), num_nodes=4
         )
     )
     for max_frames, reason in ((7, "stop"), (1, "length")):
@@ -136,7 +136,7 @@ def test_values_that_are_not_finite_are_reported():
         head = model.multi_code_decoder.lm_head
         head.weight = mx.where(mx.arange(15)[:, None, None] == 6, mx.nan, head.weight)
         lay_out(model.multi_code_decoder)
-        return Engine(model, uncompiled, drafter=random_drafter(Form(3, 1, 2, 4, 4, "noise")), num_nodes=16)
+        return Engine(model, uncompiled, drafter=random_drafter(Form(3, 1, True, 2, 4, 4, "noise")), num_nodes=16)
 
     with pytest.raises(GenerationError, match="frame 0"):
         speak(owner().run(broken), "spec", 1)

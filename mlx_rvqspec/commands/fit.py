@@ -31,7 +31,7 @@ def fit(
     audio: Annotated[Path | None, fit_option("Recordings to fit on instead, NAME.wav and NAME.txt.", "DIR")] = None,
     output: Annotated[Path | None, fit_option("Else where speak looks for it.", "FILE", "--output", "-o")] = None,
     frames: Annotated[int, fit_option("Frames of 80 ms to fit on (6000).", "N", min=32)] = 6000,
-    steps: Annotated[int, fit_option("Steps of the optimiser (300).", "N", min=1)] = 300,
+    steps: Annotated[int, fit_option("Steps of the optimiser (1000).", "N", min=1)] = 1000,
     seed: Annotated[int, fit_option("Of the speech and of the fit (0).", "N", min=0, max=MAX_SEED // 2)] = 0,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the drafter there is: only measure this device.")] = False,
     dtype: Dtype = None,

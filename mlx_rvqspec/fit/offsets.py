@@ -1,9 +1,8 @@
 """Fitting a drafter: what the frozen heads make of draft states, for all slots and depths at once.
 
 The target is the verifier's own filtered distribution, of which the codes are samples: the same optimum as fitting
-to the codes, with less noise. Codes between slot and target are the true ones (teacher forcing). Candidates ranked
-by probability want cross-entropy, as in the paper; ranked by the verifier's noise, a draft is right as often as the
-two distributions overlap, so the overlap is what is fitted.
+to the codes, with less noise. Candidates ranked by probability want cross-entropy, as in the paper; ranked by the
+verifier's noise, a draft is right as often as the two distributions overlap, so the overlap is what is fitted.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +22,14 @@ Drafts = Callable[[Weights, Frames], Iterator[tuple[int, mx.array]]]
 
 
 def initial_weights(form: Form, decoder: MultiCodeDecoder, key: mx.array) -> Weights:
-    """Weights that draft with no offset; the inner halves of the maps are random, or nothing would ever move."""
+    """Weights that draft with the state as it is; inner halves of maps are random, or nothing would ever move."""
     weights = {}
     for name, shape in form.shapes(decoder.width, decoder.input_size).items():
         key, own = mx.random.split(key)
-        inner = name.endswith("_in")
-        weights[name] = mx.random.normal(shape, key=own) * shape[-1] ** -0.5 if inner else mx.zeros(shape)
+        if name.endswith("_in"):
+            weights[name] = mx.random.normal(shape, key=own) * shape[-1] ** -0.5
+        else:
+            weights[name] = mx.ones(shape) if name == "hidden_scale" else mx.zeros(shape)
     return weights
 
 
@@ -36,23 +37,19 @@ def offset_drafts(form: Form, weights: Weights, frames: Frames) -> Iterator[tupl
     """(first codebook c, draft states [M, n, D] of codebooks c..c+n-1): the formula of ``spec_decode.drafter``."""
     num_codes = frames.codes.shape[1] - 1
     offsets = mx.broadcast_to(weights["hidden_offset"], (num_codes, *weights["hidden_offset"].shape[1:]))
-    inner = weights["memory_in"] if form.memory_size else []
-    # by lag, [M, 16, D]: what each code adds to drafts of the code that far behind it
-    remembered = [frames.embedded @ row.T @ weights["memory_out"].T for row in inner]
     for depth in range(1, form.num_depths + 1):
         n = num_codes - depth
-        drafts = frames.states[:, 1 : n + 1] + offsets[:n, depth - 1]
-        for lag, past in enumerate(remembered[:depth], start=1):
-            drafts = drafts + past[:, 1 + depth - lag : 1 + depth - lag + n]
+        here = slice(1, n + 1)
+        scale = weights["hidden_scale"][depth - 1] if form.is_scaled else 1
+        drafts = scale * frames.states[:, here] + offsets[:n, depth - 1]
+        if form.memory_size and depth <= form.memory_depths:
+            drafts = drafts + frames.embedded[:, here] @ weights["memory_in"][depth - 1].T @ weights["memory_out"].T
         yield 1 + depth, drafts
     if form.first_size:
         inputs = mx.concatenate([frames.hidden, frames.embedded[:, 0]], axis=-1)
         base = nn.silu(inputs @ weights["first_in"].T) @ weights["first_out"].T
         for depth in range(1, form.num_depths + 1):
-            drafts = base + weights["first_offset"][depth - 1]
-            for lag, past in enumerate(remembered[: depth - 1], start=1):
-                drafts = drafts + past[:, depth - lag]
-            yield depth, drafts[:, None]
+            yield depth, (base + weights["first_offset"][depth - 1])[:, None]
 
 
 def cross_entropy(target: mx.array, logits: mx.array) -> mx.array:

@@ -14,17 +14,14 @@ from mlx.utils import tree_flatten
 from ..model import Qwen3TTS
 from ..multi_code_decoder import MultiCodeDecoder
 from ..quantisation import WORD
-from ..spec_decode.drafter import FEW_NODES, Drafter, Form, OffsetProposer
+from ..spec_decode.drafter import Drafter, Form, OffsetProposer
 from .collect import Frames, collect, read_texts
-from .grow_tree import MAX_RANK, NUM_NODES, grow_trees, ranks_of
+from .grow_tree import MAX_RANK, grow_trees, ranks_of
 from .offsets import as_constants, cross_entropy, fit, initial_weights, missed_overlap, offset_drafts
 
 TEXTS = Path(__file__).parent / "texts"
 MAX_SHARE = 0.01  # of the MultiCodeDecoder's parameters
-
-# Rows per round that are drafted for alike.
-SIZES = [size for size in NUM_NODES if size <= FEW_NODES], [size for size in NUM_NODES if size > FEW_NODES]
-NUM_DEPTHS, NUM_LAGS, MAX_SIZE = 6, 2, 64
+NUM_DEPTHS, MEMORY_DEPTHS, MAX_SIZE = 5, 3, 64
 DEFAULT_NODES = 4  # rows a round where nobody has measured: nearly the fewest launches (bench/results/frame.json)
 OWN_SPEECH = "codes the model spoke itself, decoded plainly"
 RECORDED_SPEECH = "codes the model chose in the context of recorded speech, decoded plainly"
@@ -54,7 +51,8 @@ def num_parameters(decoder: MultiCodeDecoder) -> int:
 
 def default_form(decoder: MultiCodeDecoder) -> Form:
     """The widest form of our own method that stays below MAX_SHARE of the decoder."""
-    form = Form(min(NUM_DEPTHS, decoder.num_codes - 1), 1, NUM_LAGS, 1, 1, "noise")
+    num_depths = min(NUM_DEPTHS, decoder.num_codes - 1)
+    form = Form(num_depths, 1, True, min(MEMORY_DEPTHS, num_depths), 1, 1, "noise")
     while True:
         wider = replace(form, memory_size=form.memory_size + 1, first_size=form.first_size + 1)
         if wider.memory_size > MAX_SIZE or size_of(wider, decoder) >= MAX_SHARE * num_parameters(decoder):
@@ -94,21 +92,16 @@ def fit_drafter(
 
 def calibrate(model: Qwen3TTS, drafter: Drafter, frames: Frames) -> Drafter:
     """The drafter with trees grown on ``frames``, which it was not fitted on."""
-    trees = {}
-    for sizes in SIZES:
-        trees |= grow_trees(drafter_ranks(model, drafter, frames, sizes[0]), sizes)
-    return replace(drafter, trees=trees)
+    return replace(drafter, trees=grow_trees(drafter_ranks(model, drafter, frames)))
 
 
-def drafter_ranks(model: Qwen3TTS, drafter: Drafter, frames: Frames, num_nodes: int) -> np.ndarray:
-    """Ranks of the true codes, see ``grow_tree.ranks_of``, for all depths of a drafter in rounds of so many rows."""
+def drafter_ranks(model: Qwen3TTS, drafter: Drafter, frames: Frames) -> np.ndarray:
+    """Ranks of the true codes, see ``grow_tree.ranks_of``, for all depths of a drafter."""
     form, choice = drafter.form, model.sampling.rest
     drafts_first = form.first_size > 0
     num_candidates = min(MAX_RANK, model.multi_code_decoder.num_entries)
     depths = form.num_depths, form.num_depths * drafts_first
-    proposer = OffsetProposer(
-        drafter, model.multi_code_decoder, choice.form, *depths, num_candidates, follows_guesses=num_nodes > FEW_NODES
-    )
+    proposer = OffsetProposer(drafter, model.multi_code_decoder, choice.form, *depths, num_candidates)
     return ranks_of(model, proposer, choice, frames, drafts_first=drafts_first)
 
 
@@ -119,7 +112,7 @@ def make_drafter(
     gather: Callable[..., Frames] = collect,
     num_frames: int,
     seed: int,
-    num_steps: int = 300,
+    num_steps: int = 1000,
     form: Form | None = None,
     show: Callable[[str], None] = lambda message: None,
 ) -> tuple[Drafter, Frames]:

@@ -2,12 +2,13 @@
 
 The draft for the code ``depth`` places after slot q is head ``q + depth`` on
 
-    state(q) + hidden_offset[q, depth] + memory_out @ sum over lag of memory_in[lag] @ e(code q + depth - lag)
+    hidden_scale[depth] * state(q) + hidden_offset[q, depth] + memory_out @ memory_in[depth] @ e(code q)
 
-where the codes after the newest one are this draft's own best guesses, or in rounds of few rows left out. With one
-offset per depth for all slots, no memory, and candidates ranked by probability, this is the paper's method. Ranked by
-``noise``, a candidate's score is the verifier's: the filtered logits plus temperature times the very noise row that
-will choose the code, so a good draft is right at any temperature. No drafter changes a code; a bad one wastes rows.
+where code q is the newest, chosen from that state. The scale makes a draft the less sure the further ahead it is. With
+one offset per depth for all slots, no scale, no memory, and candidates ranked by probability, this is the paper's
+method. Ranked by ``noise``, a candidate's score is the verifier's: the filtered logits plus temperature times the very
+noise row that will choose the code, so a good draft is right at any temperature. No drafter changes a code; a bad one
+wastes rows.
 """
 
 import json
@@ -17,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import reduce
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,31 +34,31 @@ from ..tensor_file import read_tensors, write_tensors
 from ..whole_file import unfinished
 from .tree import Tree
 
-VERSION = 1
+VERSION = 2
 FILE = "drafter.safetensors"
 RANKINGS = ("probability", "noise")
-# Rounds of so few rows remember the newest code alone: following their own guesses, a step after the other, makes them
-# an eighth longer, and four rows of the built-in voice 2 % better.
-FEW_NODES = 4
 MAX_NODES, MAX_FORM = 1024, 1 << 16  # of a file that is believed
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a drafter computes; the paper's method is Form(3, 1, 0, 0, 0, "probability")."""
+    """What a drafter computes; the paper's method is Form(3, 1, False, 0, 0, 0, "probability")."""
 
     num_depths: int
     num_positions: int  # 1: every slot has the same offsets; 15: each its own
-    num_lags: int  # codes before the drafted one that are remembered
-    memory_size: int  # 0: the codes are not looked at
+    is_scaled: bool
+    memory_depths: int  # drafts up to this depth remember the newest code
+    memory_size: int  # 0: none does
     first_size: int  # width of the map that drafts a frame's first codes; 0: they are not drafted
     ranking: str
 
     def shapes(self, width: int, input_size: int) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the tensors, for a MultiCodeDecoder's width and that of its embeddings."""
         shapes: dict[str, tuple[int, ...]] = {"hidden_offset": (self.num_positions, self.num_depths, width)}
+        if self.is_scaled:
+            shapes |= {"hidden_scale": (self.num_depths,)}
         if self.memory_size:
-            shapes |= {"memory_in": (self.num_lags, self.memory_size, input_size)}
+            shapes |= {"memory_in": (self.memory_depths, self.memory_size, input_size)}
             shapes |= {"memory_out": (width, self.memory_size)}
         if self.first_size:
             shapes |= {"first_offset": (self.num_depths, width)}
@@ -90,15 +90,11 @@ class Drafter:
     ) -> "OffsetProposer":
         """What proposes the candidates of these trees when codes are sampled in this form."""
         num_candidates = max((*tree.num_candidates, *first_tree.num_candidates), default=1)
-        depths, few = (tree.num_depths, first_tree.num_depths), max(tree.num_nodes, first_tree.num_nodes) <= FEW_NODES
-        return OffsetProposer(self, decoder, sampling_form, *depths, num_candidates, follows_guesses=not few)
+        return OffsetProposer(self, decoder, sampling_form, tree.num_depths, first_tree.num_depths, num_candidates)
 
 
 class OffsetProposer:
-    """The ``rounds.Proposer`` of a drafter. Pure; everything that does not change is folded into tables here.
-
-    follows_guesses: whether a draft remembers the guesses before it, or only the newest code.
-    """
+    """The ``rounds.Proposer`` of a drafter. Pure; everything that does not change is folded into tables here."""
 
     def __init__(
         self,
@@ -108,26 +104,21 @@ class OffsetProposer:
         num_depths: int,
         num_first_depths: int,
         num_candidates: int,
-        *,
-        follows_guesses: bool = True,
     ) -> None:
-        self.follows_guesses = follows_guesses
         self.form, self.sampling_form, self.num_candidates = drafter.form, sampling_form, num_candidates
         self.lm_head, heads = decoder.lm_head, decoder.lm_head.numbers()
         weights = {name: weight.astype(heads.dtype) for name, weight in drafter.weights.items()}
-        num_codes, V, _ = heads.shape
-        self.num_codes, self.num_entries = num_codes, V
+        self.num_codes, V, _ = heads.shape
         self.offsets = weights["hidden_offset"][:, :num_depths]
         self.depths = mx.arange(max(num_depths, num_first_depths))
-        if self.form.memory_size:
-            table = decoder.model.codec_embedding(mx.arange(num_codes * V))
-            memory = table @ weights["memory_in"].reshape(-1, table.shape[-1]).T
-            self.memory = memory.reshape(num_codes, V, -1)  # [15, V, lags x size]
-            if not follows_guesses:  # [15, V, K x size], what the newest code adds at each depth
-                extra = (num_depths - self.form.num_lags) * self.form.memory_size
-                kept = self.memory[..., : num_depths * self.form.memory_size]
-                self.memory = mx.pad(kept, [(0, 0), (0, 0), (0, max(0, extra))])
-            self.memory_heads = (heads @ weights["memory_out"]).swapaxes(-1, -2)
+        if self.form.is_scaled:
+            self.scale = weights["hidden_scale"][:num_depths, None]
+        if self.form.memory_size:  # [15, V, K x size], what the newest code adds at each depth
+            table = decoder.model.codec_embedding(mx.arange(self.num_codes * V))
+            memory = table @ weights["memory_in"][:num_depths].reshape(-1, table.shape[-1]).T
+            without = max(0, num_depths - self.form.memory_depths) * self.form.memory_size
+            self.memory = mx.pad(memory, [(0, 0), (0, without)]).reshape(self.num_codes, V, -1)
+            self.memory_out = weights["memory_out"].T
         if self.form.first_size:
             self.first_in, self.first_out = weights["first_in"].T, weights["first_out"].T
             self.first_offset = weights["first_offset"][:num_first_depths]
@@ -137,56 +128,28 @@ class OffsetProposer:
     def propose(self, state: mx.array, newest: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         """Candidates [B, K, M] int32 for codebooks slot+1..slot+K, best first; see ``rounds.Proposer``."""
         offsets = self.offsets if self.form.num_positions == 1 else self.offsets[slot[:, 0] - 1]
-        known = [self.memory[slot - 1, newest]] if self.form.memory_size else []
-        return self._candidates(state + offsets, known, slot, noise, knobs)
+        drafts = (self.scale * state if self.form.is_scaled else state) + offsets
+        if self.form.memory_size:
+            recalled = self.memory[slot - 1, newest].reshape(*drafts.shape[:2], self.form.memory_size)
+            drafts = mx.addmm(drafts, recalled, self.memory_out)
+        return self._candidates(drafts, slot, noise, knobs)
 
     def propose_first(self, hidden: mx.array, first: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         """Candidates [B, K, M] for codebooks 1..K from the inputs of slots 0 and 1."""
         inner = nn.silu(mx.concatenate([hidden, first], axis=-1) @ self.first_in)
-        base = (inner @ self.first_out)[:, None] + self.first_offset
-        return self._candidates(base, [], mx.array(np.zeros((len(base), 1), dtype=np.int32)), noise, knobs)
+        drafts = (inner @ self.first_out)[:, None] + self.first_offset
+        return self._candidates(drafts, mx.array(np.zeros((len(drafts), 1), dtype=np.int32)), noise, knobs)
 
-    def _candidates(
-        self, base: mx.array, known: list[mx.array], slot: mx.array, noise: mx.array, knobs: mx.array
-    ) -> mx.array:
-        """base: [B, K, D] draft states without memory; known: memory [B, 1, lags x size] of codes before the drafts.
+    def _candidates(self, drafts: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
+        """[B, K, M] of draft states [B, K, D].
 
         Shapes keep their ones: every change of shape is a step of its own in a graph of many small ones.
         """
-        K = base.shape[1]
         # the heads of codebooks slot+1.., the last one where there are no more
-        books = mx.minimum(slot + self.depths[:K], self.num_codes - 1).astype(mx.uint32)
-        logits = self.lm_head(base[:, :, None], books).astype(mx.float32)
+        books = mx.minimum(slot + self.depths[: drafts.shape[1]], self.num_codes - 1).astype(mx.uint32)
+        logits = self.lm_head(drafts[:, :, None], books).astype(mx.float32)
         rows = mx.take_along_axis(noise, books[..., None], axis=1)[:, :, None]
-        scores = self._scores(logits, rows, knobs)  # [B, K, 1, V]
-        if not self.form.memory_size or not (known or self.follows_guesses):
-            return self._best(scores)
-        if not self.follows_guesses:
-            recalled, heads = known[0].reshape(-1, K, 1, self.form.memory_size), self.memory_heads[books]
-            return self._best(
-                scores + recalled @ heads if scores.dtype != heads.dtype else mx.addmm(scores, recalled, heads)
-            )
-        # All but what is remembered is done for all depths at once, the filter included. What is left is a chain.
-        parts = [mx.split(x, K, axis=1) for x in (scores, self.memory_heads[books], books[..., None])]
-        memory, guesses, rows = [self._lags(row[:, None]) for row in known], [], []
-        for depth, (row, heads, book) in enumerate(zip(*parts)):
-            if memory:
-                recalled = reduce(
-                    mx.add, (past[lag] for lag, past in enumerate(memory[: -self.form.num_lags - 1 : -1]))
-                )
-                row = mx.addmm(row, recalled, heads) if row.dtype == heads.dtype else row + recalled @ heads
-            rows.append(row)
-            if depth + 1 < K or self.num_candidates == 1:
-                guesses.append(mx.argmax(row, axis=-1))
-            if depth + 1 < K:
-                memory.append(self._lags(self.memory[book, guesses[-1]]))
-        if self.num_candidates == 1:
-            return mx.concatenate(guesses, axis=1).astype(mx.int32)
-        return self._best(mx.concatenate(rows, axis=1))
-
-    def _lags(self, past: mx.array) -> list[mx.array]:
-        """What a code adds to the drafts behind it, of a row [B, 1, 1, lags x size], by how far: [B, 1, 1, size]."""
-        return list(mx.split(past, self.form.num_lags, axis=-1))
+        return self._best(self._scores(logits, rows, knobs))
 
     def _scores(self, logits: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         if self.form.ranking == "probability":
@@ -196,8 +159,8 @@ class OffsetProposer:
     def _best(self, scores: mx.array) -> mx.array:
         """[B, K, M] of scores [B, K, 1, V]."""
         if self.num_candidates == 1:
-            return mx.argmax(scores, axis=-1).astype(mx.int32)
-        return mx.argsort(-scores[:, :, 0], axis=-1)[..., : self.num_candidates].astype(mx.int32)
+            return mx.argmax(scores, axis=-1).view(mx.int32)  # the same bits: not a step, as a cast would be
+        return mx.argsort(-scores[:, :, 0], axis=-1)[..., : self.num_candidates].view(mx.int32)
 
 
 def save(drafter: Drafter, path: Path) -> None:
@@ -247,10 +210,11 @@ def load(path: Path, decoder: MultiCodeDecoder, fingerprints: tuple[str, ...]) -
 
 def _well_formed(drafter: Drafter) -> bool:
     """Whether what came from JSON has the types and sizes relied on; a tree of N rows makes masks of N x N."""
-    sizes = [value for name, value in asdict(drafter.form).items() if name != "ranking"]
+    sizes = [value for name, value in asdict(drafter.form).items() if name not in ("ranking", "is_scaled")]
     names = (drafter.form.ranking, drafter.model_name, drafter.fingerprint)
     return (
         all(type(size) is int and 0 <= size <= MAX_FORM for size in sizes)
+        and type(drafter.form.is_scaled) is bool
         and all(isinstance(name, str) for name in names)
         and isinstance(drafter.facts, dict)
         and type(drafter.facts.get("num_nodes")) is int
