@@ -14,6 +14,7 @@ from .spec_decode.stats import Attempt, Stats, Tally
 
 MAX_CHUNK_FRAMES = 750  # a minute
 MOST_CARRIED = 8  # passages: two minutes, about what a model was trained to say in one pass
+AS_IT_PAYS = "as it pays"
 SEAM_S = 0.01  # faded at both sides of a pause: what is cut off in a wave clicks
 
 
@@ -35,7 +36,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class How:
-    """How to read: see ``Engine.stream``. Raises ValueError for a setting that cannot be."""
+    """How to read: see ``Engine.stream``. Raises ValueError for a setting that cannot be.
+
+    decode: "spec", "plain", or ``AS_IT_PAYS``: "spec" where frames of plain decoding are not found to be faster.
+    """
 
     decode: str
     sampling: Sampling
@@ -97,7 +101,7 @@ class Account:
             done_s = self.done_s
         return Stats(
             seed=self.job.seed,
-            decode=self.job.how.decode,
+            decode="plain" if self.job.how.decode == "plain" else "spec",
             frames=self.frames,
             frame_rate_hz=rate,
             total_s=now_s,

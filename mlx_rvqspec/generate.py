@@ -17,7 +17,7 @@ import numpy as np
 
 from .batch import Input, read_batch
 from .cloned_voice import ClonedVoice
-from .delivery import Chunk, How, Job
+from .delivery import AS_IT_PAYS, Chunk, How, Job
 from .device_profile import read_profiles, rows_for
 from .encoders import Encoders
 from .feed import Feed, read_feed
@@ -59,8 +59,9 @@ class Engine:
     """A loaded model that speaks. Safe to call from any thread; ``load`` makes one.
 
     drafter: what speculation drafts with; num_nodes: rows of a round, 1 where speculation does not pay; adapt: whether
-    they follow what frames are found to cost. chunk_frames: what ``stream`` hands out at a time unless it is told.
-    why_plain: why ``decode=None`` decodes plainly, in a line for people; empty where it speculates.
+    they follow what frames are found to cost, down to plain decoding where ``decode`` is None. chunk_frames: what
+    ``stream`` hands out at a time unless it is told. why_plain: why ``decode=None`` decodes plainly from the beginning,
+    in a line for people; empty where it speculates.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Engine:
         prompt_cache: str = "memory",
     ) -> None:
         self.chunk_frames = chunk_frames
-        self._model, self._drafter, self.num_nodes = model, drafter, num_nodes
+        self._model, self._drafter, self.num_nodes, self._adapt = model, drafter, num_nodes, adapt
         self._reader = Reader(model, wrap, drafter, num_nodes, adapt, prompt_cache)
         self._encoders = Encoders(model.config, model.folder)
         self.why_plain = NO_DRAFTER if drafter is None else DOES_NOT_PAY if num_nodes == 1 else ""
@@ -263,7 +264,7 @@ class Engine:
             raise ValueError(f"decode is {decode!r}; expected 'spec' or 'plain'")
         if decode == "spec" and self._drafter is None:
             raise ValueError(f"decode is 'spec', but {self.why_plain}")
-        return decode or ("plain" if self.why_plain else "spec")
+        return decode or ("plain" if self.why_plain else AS_IT_PAYS if self._adapt else "spec")
 
     def _pump(self, items: Generator[T | None, None, None]) -> Generator[T, None, None]:
         """Run a generator on the owner thread, one step per item, and close it there when the caller is done."""

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from .cloned_voice import ClonedVoice
-from .delivery import Account, Chunk, Delivery, Job
+from .delivery import AS_IT_PAYS, Account, Chunk, Delivery, Job
 from .guard import NUM_ATTEMPTS, Piece, SilenceWatch, Trimmer, attempt_seed
 from .heads import Heads
 from .model import Qwen3TTS
@@ -196,11 +196,17 @@ class Reader:
         """The compiled calls for this form of sampling, made once."""
         key = (sampling.first.form, sampling.rest.form, decode)
         if key not in self._steps:
-            drafter, num_nodes = (self._drafter, self._num_nodes) if decode == "spec" else (None, 1)
+            drafter, num_nodes = (None, 1) if decode == "plain" else (self._drafter, self._num_nodes)
             if drafter and num_nodes == 1:  # it does not pay, and is asked for
                 num_nodes = drafter.facts["num_nodes"]
             self._steps[key] = Steps(
-                self._model, sampling, self._wrap, drafter=drafter, num_nodes=num_nodes, adapt=self._adapt
+                self._model,
+                sampling,
+                self._wrap,
+                drafter=drafter,
+                num_nodes=num_nodes,
+                adapt=self._adapt,
+                may_be_plain=decode == AS_IT_PAYS,
             )
         return self._steps[key]
 

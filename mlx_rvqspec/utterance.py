@@ -54,7 +54,7 @@ class Steps:
     """The calls of one model for one form of sampling; ``wrap`` is ``mx.compile``, or the identity for the oracle.
 
     drafter: speculate with it, decode plainly when None. num_nodes: rows of a round, at first where ``adapt`` lets
-    them follow what frames are found to cost. The codes are the same.
+    them follow what frames are found to cost; may_be_plain: whether that may be plain decoding. The codes are the same.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Steps:
         drafter: Drafter | None = None,
         num_nodes: int = 1,
         adapt: bool = False,
+        may_be_plain: bool = False,
     ) -> None:
         self.model, self.wrap = model, wrap
         self.first_form, self.rest_form = sampling.first.form, sampling.rest.form
@@ -76,21 +77,23 @@ class Steps:
         self.choose_first = wrap(self._choose_first)
         self.decode = wrap(self._decode)
         self.advance = wrap(self._advance)
-        self.drafter, self.num_nodes, self.adapt = drafter, num_nodes, adapt
+        self.drafter, self.num_nodes, self.adapt, self.may_be_plain = drafter, num_nodes, adapt, may_be_plain
         self.rounds: dict[int, Rounds] = {}  # by rows per round
         self.paces: dict[int, Pace] = {}  # by batch
         self.frame = self._speculate if drafter else self._decode_plainly
 
     def _sizes(self) -> list[int]:
-        """Rows per round that may be used."""
+        """Rows per round that may be used, 1 for plain decoding."""
         assert self.drafter
-        return sorted(set(self.drafter.trees) - {1}) if self.adapt else [self.num_nodes]
+        if not self.adapt:
+            return [self.num_nodes]
+        return [1] * self.may_be_plain + sorted(set(self.drafter.trees) - {1})
 
     def _rounds(self, num_nodes: int) -> Rounds:
         if num_nodes not in self.rounds:
             assert self.drafter
             decoder, pair = self.model.multi_code_decoder, self.drafter.trees[num_nodes]
-            smaller = [tree for size in self._sizes() if size < num_nodes for tree in self.drafter.trees[size]]
+            smaller = [tree for size in self._sizes() if size < num_nodes for tree in self._trees(size)]
             self.rounds[num_nodes] = Rounds(
                 decoder,
                 self.drafter.proposer(decoder, self.rest_form, *pair),
@@ -101,11 +104,16 @@ class Steps:
             )
         return self.rounds[num_nodes]
 
+    def _trees(self, num_nodes: int) -> tuple[Tree, Tree]:
+        """Of rounds with so many rows; plain decoding has roots alone."""
+        assert self.drafter
+        return (Tree(()), Tree(())) if num_nodes == 1 else self.drafter.trees[num_nodes]
+
     def new_tally(self) -> Tally:
         """For the origins of the codes that ``frame`` returns."""
         num_codes, trees = self.model.multi_code_decoder.num_codes, [Tree(())]
         if self.drafter:
-            trees = [tree for size in self._sizes() for tree in self.drafter.trees[size]]
+            trees = [tree for size in self._sizes() for tree in self._trees(size)]
         depth, rank = (np.concatenate(parts) for parts in zip(*((tree.depth, tree.rank) for tree in trees)))
         drafts_first = self.drafter is not None and any(first.num_nodes > 1 for first in trees[1::2])
         return Tally(depth, rank, drafts_first=drafts_first, num_codes=num_codes)
@@ -143,15 +151,35 @@ class Steps:
             self.paces[B] = Pace(self._sizes(), self.num_nodes)
         pace, begin = self.paces[B], time.perf_counter()
         num_nodes = pace.pick()
-        first = self.model.code_decoder.embed_codes(state.code0)
-        finish = begun(self._rounds(num_nodes), state.hidden, state.code0, first, state.noise, knobs)
+        finish = self._begin_plainly(state, knobs) if num_nodes == 1 else self._begin_rounds(num_nodes, state, knobs)
         spent = time.perf_counter() - begin
 
-        def codes() -> tuple[mx.array, mx.array]:
-            begin = time.perf_counter()  # what the caller did in between is not the rounds' time
+        def timed() -> tuple[mx.array, mx.array]:
+            begin = time.perf_counter()  # what the caller did in between is not the frame's time
             done = finish()
             pace.learn(num_nodes, spent + time.perf_counter() - begin)
+            return done
+
+        return timed
+
+    def _begin_rounds(self, num_nodes: int, state: FrameState, knobs: mx.array) -> Decoding:
+        first = self.model.code_decoder.embed_codes(state.code0)
+        finish = begun(self._rounds(num_nodes), state.hidden, state.code0, first, state.noise, knobs)
+
+        def codes() -> tuple[mx.array, mx.array]:
+            done = finish()
             return done.codes, done.origin
+
+        return codes
+
+    def _begin_plainly(self, state: FrameState, knobs: mx.array) -> Decoding:
+        """As ``_decode_plainly``, under way at once and waited for, as rounds are: what they cost is compared."""
+        decoding = self._decode_plainly(state, knobs)()
+        mx.async_eval(decoding)
+
+        def codes() -> tuple[mx.array, mx.array]:
+            mx.eval(decoding)  # waits: how long a frame takes is known when it is done
+            return decoding
 
         return codes
 

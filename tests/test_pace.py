@@ -49,17 +49,31 @@ def test_sizes_of_equal_cost_are_not_exchanged_and_a_slow_first_frame_does_not_c
     assert pace.best == 8
 
 
+def test_plain_decoding_is_found_behind_sizes_that_do_not_pay():
+    """From 4 rows on the way to 1 leads past 2, which is worse than both."""
+    costs = {1: 0.8, 2: 1.5, 4: 1.0, 8: 1.2, 16: 2.0}
+    for start in costs:
+        pace = Pace(costs, start)
+        run(pace, costs, 1500)
+        assert pace.best == 1, start
+
+
 def test_one_size_needs_no_looking():
     assert set(run(Pace((8,), 8), {8: 1.0}, 100)) == {8}
 
 
-def test_codes_are_plain_whatever_the_size(monkeypatch: pytest.MonkeyPatch):
-    used = iter([4, 16, 16, 4] * 20)
+@pytest.mark.parametrize("decode", ["spec", None])
+def test_codes_are_plain_whatever_the_size(decode: str | None, monkeypatch: pytest.MonkeyPatch):
+    used, sizes = iter([4, 16, 16, 4 if decode else 1] * 20), []
+    begin_with = Pace.__init__
+    monkeypatch.setattr(Pace, "__init__", lambda self, all, best: sizes.append(all) or begin_with(self, all, best))
     monkeypatch.setattr(Pace, "pick", lambda self: next(used))
     drafter = random_drafter(Form(3, 1, True, 2, 4, 4, "noise"))
     engine = owner().run(lambda: Engine(load_model(GOLDEN), uncompiled, drafter=drafter, num_nodes=4, adapt=True))
     options = {"speaker": "ryan", "seed": 3, "sampling": Sampling(max_frames=9)}
-    spec, plain = (engine.speak("Hello there.", decode=decode, **options) for decode in ("spec", "plain"))
+    spec, plain = (engine.speak("Hello there.", decode=way, **options) for way in (decode, "plain"))
+    assert (1 in sizes[0]) == (decode is None), "what is asked for is done"
+    assert spec.stats.decode == "spec" and plain.stats.decode == "plain"
     np.testing.assert_array_equal(spec.codes, plain.codes)
     accepted = sum(spec.stats.num_accepted)
     assert 0 <= spec.stats.rounds + accepted - 15 * spec.stats.frames <= spec.stats.frames

@@ -1,5 +1,8 @@
 """How many rows a round should have, learnt while speaking from what frames cost with as many, more and fewer.
 
+One row is plain decoding, where that may be chosen: it is looked at whatever the size in use, since between it and
+speculation that pays there may be sizes that do not.
+
 The codes do not depend on it, so trying another size now and then costs time only. Measuring beforehand
 (``fit.device``) gives the size to begin with; a machine that throttles, or is shared, does not stay as it was.
 """
@@ -18,20 +21,20 @@ class Pace:
         self.sizes, self.best = sorted(sizes), best
         self._costs: dict[int, float] = {}
         self._counts = dict.fromkeys(self.sizes, -1)  # the first frame of a size compiles its calls: not counted
-        self._frame, self._step = 0, 1
+        self._frame = 0
 
     def pick(self) -> int:
         """The size for the next frame."""
         self._frame += 1
-        phase = self._frame % PERIOD
-        if phase == 0:
-            self._step = -self._step
-        return self._neighbour() if phase < PROBE and self._frame >= PERIOD else self.best
+        look, phase = divmod(self._frame, PERIOD)
+        others = self._neighbours()
+        return others[look % len(others)] if look and others and phase < PROBE else self.best
 
-    def _neighbour(self) -> int:
-        """The next size up or down, the other way where there is none."""
-        at, last = self.sizes.index(self.best), len(self.sizes) - 1
-        return self.sizes[abs(last - abs(last - (at + self._step)))] if last else self.best
+    def _neighbours(self) -> list[int]:
+        """The sizes to compare with the one in use: the next ones down and up, and plain decoding."""
+        at = self.sizes.index(self.best)
+        near = self.sizes[max(0, at - 1) : at] + self.sizes[at + 1 : at + 2]
+        return near + [size for size in self.sizes[:1] if size == 1 and size != self.best and size not in near]
 
     def learn(self, size: int, seconds: float) -> None:
         """Take note that a frame with rounds of this size took this long."""
