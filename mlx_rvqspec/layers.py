@@ -106,13 +106,14 @@ def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.a
     """
     B, H, T, D = q.shape
     tiles = H // k.shape[1]
-    scores = q.reshape(B, -1, tiles * T, D) @ k.swapaxes(2, 3)
-    if mask is not None and mask.shape[-2] in (1, tiles * T):
-        scores = mx.where(mask, scores, -mx.inf)
-    elif mask is not None:
-        shape, mask = scores.shape, mask.reshape(-1, 1, 1, T, k.shape[2])
-        scores = mx.where(mask, scores.reshape(B, -1, tiles, T, k.shape[2]), -mx.inf).reshape(shape)
-    return mx.softmax(scores, axis=-1) @ v
+    q, k = q.reshape(B, -1, tiles * T, D), k.swapaxes(2, 3)
+    if mask is None:
+        return mx.softmax(q @ k, axis=-1) @ v
+    if mask.shape[-2] not in (1, tiles * T):
+        mask = mx.concatenate([mask] * tiles, axis=-2)
+    # compiled, all layers share what is made of the mask, and the product adds it
+    unseen = mx.where(mask, mx.array(0, dtype=q.dtype), mx.array(-mx.inf, dtype=q.dtype))
+    return mx.softmax(mx.addmm(unseen, q, k), axis=-1) @ v
 
 
 class Linear(nn.Linear):

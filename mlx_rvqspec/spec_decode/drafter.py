@@ -113,11 +113,11 @@ class OffsetProposer:
         self.depths = mx.arange(max(num_depths, num_first_depths))
         if self.form.is_scaled:
             self.scale = weights["hidden_scale"][:num_depths, None]
-        if self.form.memory_size:  # [15, V, K x size], what the newest code adds at each depth
+        if self.form.memory_size:  # [16, V, K x size], what the newest code, number ``slot``, adds at each depth
             table = decoder.model.codec_embedding(mx.arange(self.num_codes * V))
             memory = table @ weights["memory_in"][:num_depths].reshape(-1, table.shape[-1]).T
             without = max(0, num_depths - self.form.memory_depths) * self.form.memory_size
-            self.memory = mx.pad(memory, [(0, 0), (0, without)]).reshape(self.num_codes, V, -1)
+            self.memory = mx.pad(memory, [(V, 0), (0, without)]).reshape(1 + self.num_codes, V, -1)
             self.memory_out = weights["memory_out"].T
         if self.form.first_size:
             self.first_in, self.first_out = weights["first_in"].T, weights["first_out"].T
@@ -130,7 +130,7 @@ class OffsetProposer:
         offsets = self.offsets if self.form.num_positions == 1 else self.offsets[slot[:, 0] - 1]
         drafts = (self.scale * state if self.form.is_scaled else state) + offsets
         if self.form.memory_size:
-            recalled = self.memory[slot - 1, newest].reshape(*drafts.shape[:2], self.form.memory_size)
+            recalled = self.memory[slot, newest].reshape(*drafts.shape[:2], self.form.memory_size)
             drafts = mx.addmm(drafts, recalled, self.memory_out)
         return self._candidates(drafts, slot, noise, knobs)
 
@@ -160,7 +160,7 @@ class OffsetProposer:
         """[B, K, M] of scores [B, K, 1, V]."""
         if self.num_candidates == 1:
             return mx.argmax(scores, axis=-1).view(mx.int32)  # the same bits: not a step, as a cast would be
-        return mx.argsort(-scores[:, :, 0], axis=-1)[..., : self.num_candidates].view(mx.int32)
+        return mx.argsort(-scores, axis=-1)[:, :, 0, : self.num_candidates].view(mx.int32)
 
 
 def save(drafter: Drafter, path: Path) -> None:

@@ -72,10 +72,10 @@ class Rows:
         self.tree, self.num_nodes, self.first_node = tree, tree.num_nodes, first_node
         self.most = tree.num_depths + 1  # codes a round commits
         self.depth, self.parent = mx.array(tree.depth), mx.array(tree.parent)
-        self.row_depth = self.depth.astype(mx.uint32)  # of what becomes an index
+        self.row_depth = mx.array(tree.depth.astype(np.uint32))  # of what becomes an index
         self.drafted = mx.array(np.arange(self.most, dtype=np.int32) + first_node + 1)  # of a chain, what follows a row
         self.ancestors = mx.array(tree.ancestors)
-        self.tiled_depth = mx.array(np.tile(tree.depth, tiles))
+        self.tiled_depth = mx.array(np.tile(tree.depth, tiles)[:, None])
         self.tiled_ancestors = mx.array(np.tile(tree.ancestors, (tiles, 1)))
         after_slot_0 = np.pad(tree.ancestors, [(1, 0), (1, 0)]) | (np.arange(tree.num_nodes + 1) == 0)
         self.after_slot_0 = mx.array(np.tile(after_slot_0, (tiles, 1)))
@@ -184,7 +184,7 @@ class Rounds:
         x = self.model.feed(state.nodes[:, :N] + self._first_row(slot + rows.depth))
         pairs = zip(*state.cache)
         if rows.tree.is_chain:
-            seen = self.slots <= (slot + rows.tiled_depth)[..., None]
+            seen = self.slots <= slot[..., None] + rows.tiled_depth
             start = slot.reshape(-1)
             written = [Slots(*pair, start) for pair in pairs]
             states = self._run(x, self.turns_from[slot], seen[:, None], written)
