@@ -184,10 +184,10 @@ class Rounds:
         x = self.model.feed(state.nodes[:, :N] + self._first_row(slot + rows.depth))
         pairs = zip(*state.cache)
         if rows.tree.is_chain:
-            seen = self.slots <= slot[..., None] + rows.tiled_depth
+            seen = self.slots <= slot[..., None, None] + rows.tiled_depth
             start = slot.reshape(-1)
             written = [Slots(*pair, start) for pair in pairs]
-            states = self._run(x, self.turns_from[slot], seen[:, None], written)
+            states = self._run(x, self.turns_from[slot], seen, written)
             cache = FrameCache([cache.keys for cache in written], [cache.values for cache in written])
             return states, state._replace(cache=cache), None
         tiled = len(rows.tiled_ancestors)
