@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import TINY
 
+from mlx_rvqspec.bench.harness import primitives
 from mlx_rvqspec.config import ModelError
 from mlx_rvqspec.device_profile import rows_for
 from mlx_rvqspec.load import load_model
@@ -101,6 +102,17 @@ def test_frames_are_those_of_plain_decoding(form: Form):
     state = in_bursts(rounds, hidden, code0, first, noise, CHOICE.knobs)
     plain = decoder.decode_frame(hidden, first, noise, CHOICE.form, CHOICE.knobs)
     assert mx.array_equal(state.codes[:, 1:], plain)
+
+
+@pytest.mark.parametrize("tree", [TREE, Tree(((0,), (0, 0), (0, 0, 0)))])
+def test_what_stays_the_same_is_not_computed_in_every_round(tree: Tree):
+    """A table that is still a graph when a call is compiled becomes a launch of it."""
+    decoder, drafter = model().multi_code_decoder, random_drafter(OURS)
+    proposer = drafter.proposer(decoder, CHOICE.form, tree, tree)
+    rounds = Rounds(decoder, proposer, tree, tree, CHOICE.form)
+    for part in (proposer, rounds, rounds.rows, rounds.first_rows):
+        for name, value in vars(part).items():
+            assert not isinstance(value, mx.array) or primitives(value) == [], name
 
 
 def test_a_file_gives_back_the_drafter(tmp_path):
