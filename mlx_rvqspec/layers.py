@@ -180,7 +180,7 @@ def packed_side_by_side(layers: list[Any]) -> tuple[mx.array, mx.array, mx.array
 
 
 def together(layers: list[Any]) -> Callable[[mx.array], mx.array] | None:
-    """What some layers make of the same input, side by side in one product: fewer, larger steps.
+    """What some layers without bias make of the same input, side by side in one product: fewer, larger steps.
 
     Their weights become parts of one array. None where they are not stored alike.
     """
