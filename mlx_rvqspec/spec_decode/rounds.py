@@ -164,7 +164,7 @@ class Rounds:
         num_kept = min(1 + rows.num_nodes, self.capacity) if rows.tree.is_chain else 1
         room = [(0, 0), (0, 0), (0, self.capacity - num_kept), (0, 0)]
         kept = mx.concatenate([x for cache in caches for x in cache.new], axis=1)[:, :, :num_kept]  # of all layers
-        parts = mx.split(mx.pad(kept, room), 2 * len(caches), axis=1)
+        parts = list(mx.split(mx.pad(kept, room), 2 * len(caches), axis=1))
         cache = FrameCache(parts[::2], parts[1::2])
         state = RoundState(cache, slot, codes, mx.zeros_like(codes), nodes)
         new = None if rows.tree.is_chain else [(k[:, :, 1:], v[:, :, 1:]) for k, v in (cache.new for cache in caches)]
