@@ -22,7 +22,7 @@ from .offsets import as_constants, cross_entropy, fit, initial_weights, missed_o
 TEXTS = Path(__file__).parent / "texts"
 MAX_SHARE = 0.01  # of the MultiCodeDecoder's parameters
 NUM_DEPTHS, MEMORY_DEPTHS, MAX_SIZE = 5, 3, 64
-DEFAULT_NODES = 4  # rows a round where nobody has measured: nearly the fewest launches (bench/results/frame.json)
+DEFAULT_NODES = 4  # rows a round where nobody has measured: the fastest on CPUs (bench/results/frame.json)
 OWN_SPEECH = "codes the model spoke itself, decoded plainly"
 RECORDED_SPEECH = "codes the model chose in the context of recorded speech, decoded plainly"
 CALIBRATION_SEEDS = 1_000_000  # far from the seeds of the fitted texts
