@@ -59,9 +59,8 @@ class Engine:
     """A loaded model that speaks. Safe to call from any thread; ``load`` makes one.
 
     drafter: what speculation drafts with; num_nodes: rows of a round, 1 where speculation does not pay; adapt: whether
-    they follow what frames are found to cost, down to plain decoding where ``decode`` is None. chunk_frames: what
-    ``stream`` hands out at a time unless it is told. why_plain: why ``decode=None`` decodes plainly from the beginning,
-    in a line for people; empty where it speculates.
+    they follow what frames cost, down to plain decoding where ``decode`` is None. chunk_frames: what ``stream`` hands
+    out at a time unless told. why_plain: why ``decode=None`` begins plainly, for people; empty where it does not.
     """
 
     def __init__(

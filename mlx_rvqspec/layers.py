@@ -160,7 +160,7 @@ def as_multiplied(matrices: mx.array) -> mx.array:
 
     In that layout OpenBLAS multiplies a few rows (up to 100^3 products) without packing the matrix anew in every call,
     so 4 rows cost what one does; in the other its limit is 1,200 results (sgemm_small_kernel_permit_skylakex.c,
-    0.3.31). CPUs without AVX-512 pack in any case, and this layout a third faster.
+    0.3.31). CPUs without AVX-512 pack in any case, this layout with less work.
     """
     is_small = matrices.shape[-1] * matrices.shape[-2] <= SMALL_MATRIX
     return mx.contiguous(matrices) if on_cpu() and matrices.dtype == mx.float32 and is_small else matrices

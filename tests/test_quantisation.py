@@ -17,7 +17,7 @@ from mlx_rvqspec import cli
 from mlx_rvqspec.config import ModelError
 from mlx_rvqspec.conversion import convert
 from mlx_rvqspec.generate import load
-from mlx_rvqspec.layers import rotary
+from mlx_rvqspec.layers import rotary, swiglu
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.model import Qwen3TTS
 from mlx_rvqspec.quantisation import level
@@ -107,6 +107,9 @@ def test_queries_keys_and_values_in_one_product_are_those_apart():
     assert attention._qkv
     for together, apart in zip(attention._together(x, position), attention._apart(x, position)):
         np.testing.assert_allclose(together, apart, atol=1e-6)
+    mlp = load_model(TINY, quantize=8).code_decoder.model.layers[0].mlp
+    assert mlp._gate_up
+    np.testing.assert_allclose(mlp.inner(x), swiglu(mlp.gate_proj(x), mlp.up_proj(x)), atol=1e-6)
     mixed = load_model(TINY, quantize="mixed").code_decoder.model.layers[0].self_attn
     assert not mixed._qkv and mixed.v_proj.bits != mixed.q_proj.bits
 
