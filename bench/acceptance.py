@@ -26,6 +26,7 @@ from mlx_rvqspec.bench.harness import environment
 from mlx_rvqspec.fit import collect, grow_tree, offsets, run
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.model import Qwen3TTS
+from mlx_rvqspec.multi_code_decoder import Books
 from mlx_rvqspec.sampling import keep_likely
 from mlx_rvqspec.spec_decode.drafter import Drafter, Form, OffsetProposer
 from mlx_rvqspec.spec_decode.frames import in_bursts
@@ -60,9 +61,9 @@ class MedusaProposer(OffsetProposer):
         super().__init__(drafter, model.multi_code_decoder, model.sampling.rest.form, NUM_DEPTHS, 0, candidates)
         self.blocks = weights
 
-    def propose(self, state: mx.array, newest: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
+    def propose(self, state: mx.array, newest: mx.array, slot: mx.array, books: Books, knobs: mx.array) -> mx.array:
         inner = mx.einsum("bd,ked->bke", state[:, 0], self.blocks["linear"]) + self.blocks["bias"]
-        return self._candidates(state + nn.silu(inner), slot, noise, knobs)
+        return self._candidates(state + nn.silu(inner), books, knobs)
 
 
 def medusa_drafts(weights: offsets.Weights, frames: collect.Frames) -> Iterator[tuple[int, mx.array]]:

@@ -6,6 +6,7 @@ chosen by an array needs no copy of its head.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -42,6 +43,13 @@ class Heads(nn.Module):
     def to_quantized(self, group_size: int, bits: int) -> "QuantizedHeads":
         """What ``nn.quantize`` asks for."""
         return QuantizedHeads(self, group_size, bits)
+
+
+class Books(NamedTuple):
+    """What some consecutive codes are chosen with; past the last codebook its own again."""
+
+    heads: mx.array  # [B, n] uint32
+    noise: mx.array  # [B, n, V]
 
 
 class QuantizedHeads(nn.Module):
@@ -170,6 +178,13 @@ class MultiCodeDecoder(nn.Module):
         # a value that is not finite stays in the cache, so it shows in the last logits: the caller sees -1
         codes[-1] = mx.where(mx.isfinite(logits.astype(mx.float32)).all(axis=-1), codes[-1], -1)
         return mx.stack(codes, axis=1)
+
+
+def books_from(slot: mx.array, number: int, noise: mx.array) -> Books:
+    """Of ``number`` codes from code ``slot`` [B, 1] on; noise: as in ``MultiCodeDecoder.decode_frame``."""
+    steps = mx.array(np.arange(number, dtype=np.uint32))
+    heads = mx.minimum(slot.astype(mx.uint32) + steps, noise.shape[1]) - 1
+    return Books(heads, mx.take_along_axis(noise, heads[..., None], axis=1))
 
 
 def stack_codebooks(weights: dict[str, mx.array], num_tables: int) -> dict[str, mx.array]:

@@ -138,7 +138,7 @@ def keep_likely(logits: mx.array, form: tuple[int, bool], knobs: mx.array) -> mx
 def choose(logits: mx.array, noise: mx.array, form: tuple[int, bool], knobs: mx.array) -> mx.array:
     """The next codes [...] int32 for logits [..., V] in any dtype and noise [..., V] float32."""
     scores = keep_likely(logits.astype(mx.float32), form, knobs)
-    return mx.argmax(scores + knobs[0] * noise, axis=-1).astype(mx.int32)
+    return mx.argmax(scores + knobs[0] * noise, axis=-1).view(mx.int32)  # the same bits: a cast would be a step
 
 
 def first_code_scores(

@@ -15,6 +15,7 @@ from mlx_rvqspec.config import ModelError
 from mlx_rvqspec.device_profile import rows_for
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.model import Qwen3TTS
+from mlx_rvqspec.multi_code_decoder import books_from
 from mlx_rvqspec.sampling import Choice
 from mlx_rvqspec.spec_decode import drafter as drafters
 from mlx_rvqspec.spec_decode.drafter import Drafter, Form
@@ -68,8 +69,10 @@ def test_candidates_follow_the_formula(form: Form, num_depths: int, num_candidat
     newest, tables = np.array([5, 0, 63], dtype=np.int32), np.array(decoder.model.codec_embedding.weight)
     K = min(num_depths, form.num_depths)  # a tree may be less deep than its drafter
     proposer = drafters.OffsetProposer(drafter, decoder, CHOICE.form, K, K if form.first_size else 0, num_candidates)
-    args = [mx.array(x) for x in (state[:, None], newest[:, None], np.array(slots, dtype=np.int32)[:, None], noise)]
-    found = np.array(proposer.propose(*args, CHOICE.knobs))
+    following = mx.array(np.array(slots, dtype=np.int32)[:, None] + 1)
+    books = books_from(following, K, mx.array(noise))
+    args = [mx.array(x)[:, None] for x in (state, newest)]
+    found = np.array(proposer.propose(*args, following, books, CHOICE.knobs))
     assert found.shape == (3, K, num_candidates)
     offsets = np.broadcast_to(w["hidden_offset"], (15, form.num_depths, D))
     for row, slot in enumerate(slots):
@@ -81,7 +84,9 @@ def test_candidates_follow_the_formula(form: Form, num_depths: int, num_candidat
         for depth in range(min(K, 15 - slot)):
             assert found[row, depth].tolist() == np.argsort(-expected[depth])[:num_candidates].tolist()
     if form.first_size:
-        found = np.array(proposer.propose_first(*(mx.array(x) for x in (hidden, first, noise)), CHOICE.knobs))
+        books = books_from(mx.ones((3, 1), dtype=mx.int32), K, mx.array(noise))
+        inputs = mx.array(np.stack([hidden, first], axis=1))
+        found = np.array(proposer.propose_first(inputs, books, CHOICE.knobs))
         for row in range(3):
             inner = w["first_in"] @ np.concatenate([hidden[row], first[row]])
             drafts = w["first_out"] @ (inner / (1 + np.exp(-inner))) + w["first_offset"][:K]

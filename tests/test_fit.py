@@ -15,6 +15,7 @@ from mlx_rvqspec.device_profile import rows_for, write_profile
 from mlx_rvqspec.fit import collect, device, grow_tree, offsets, run
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.model import Qwen3TTS
+from mlx_rvqspec.multi_code_decoder import books_from
 from mlx_rvqspec.prompt import build_prompt, embed_prompt
 from mlx_rvqspec.spec_decode import drafter as drafters
 from mlx_rvqspec.spec_decode.drafter import Drafter, Form
@@ -118,11 +119,12 @@ def test_drafts_are_those_of_the_proposer_when_its_guesses_are_right(slot: int):
     proposer = drafters.OffsetProposer(drafter, decoder, (0, False), K, K, 2)
     found = []
     proposer._best = lambda scores: found.append(scores[:, :, 0] - knobs[0] * noise[:, slot : slot + K])
+    here, following = slice(slot, slot + 1), mx.full((2, 1), slot + 1, dtype=mx.int32)
+    books = books_from(following, K, noise)
     if slot:
-        here, slots = slice(slot, slot + 1), mx.full((2, 1), slot, dtype=mx.int32)
-        proposer.propose(frames.states[:, here], frames.codes[:, here], slots, noise, knobs)
+        proposer.propose(frames.states[:, here], frames.codes[:, here], following, books, knobs)
     else:
-        proposer.propose_first(frames.hidden, frames.embedded[:, 0], noise, knobs)
+        proposer.propose_first(mx.stack([frames.hidden, frames.embedded[:, 0]], axis=1), books, knobs)
     drafts = list(offsets.offset_drafts(FORM, dict(drafter.weights), frames))
     for depth in range(1, K + 1):
         book, states = drafts[depth - 1 if slot else K + depth - 1]

@@ -13,6 +13,7 @@ from test_tree import grown
 from mlx_rvqspec.cache import FrameCache, Joined
 from mlx_rvqspec.load import load_model
 from mlx_rvqspec.model import Qwen3TTS
+from mlx_rvqspec.multi_code_decoder import books_from
 from mlx_rvqspec.sampling import Choice
 from mlx_rvqspec.spec_decode import frames
 from mlx_rvqspec.spec_decode.rounds import Rounds, RoundState
@@ -79,12 +80,12 @@ class Told:
         self.table = mx.array(np.pad(table, [(0, 0), (0, num_depths), (0, 0)]).astype(np.int32))
         self.num_depths, self.num_traces = num_depths, 0
 
-    def propose(self, state, newest, slot, noise, knobs):
+    def propose(self, state, newest, slot, books, knobs):
         self.num_traces += 1
-        index = slot + 1 + mx.arange(self.num_depths)
+        index = slot + mx.arange(self.num_depths)
         return mx.take_along_axis(self.table, index[..., None], axis=1)
 
-    def propose_first(self, hidden, first, noise, knobs):
+    def propose_first(self, inputs, books, knobs):
         return self.table[:, 1 : 1 + self.num_depths]
 
 
@@ -212,24 +213,23 @@ def test_drivers_and_compilation_change_nothing():
     assert traces[1] == 2  # the first round and any other
 
 
-@pytest.mark.parametrize(
-    ("table", "expected"),
-    [(always_right, {"in_bursts": (4, 1), "ahead": (5, 1)}), (always_wrong, {"in_bursts": (14, 7), "ahead": (14, 7)})],
-)
+@pytest.mark.parametrize(("table", "num_rounds", "num_reads"), [(always_right, 4, 1), (always_wrong, 14, 7)])
 def test_rounds_and_reads_of_the_drivers(
-    table: Callable, expected: dict[str, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    table: Callable, num_rounds: int, num_reads: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """Bursts waste no round. Ahead wastes one where every draft is right."""
-    frame, calls, reads = batch(1, CHOICES[2]), [], []
+    """No round is run in vain. Ahead builds one while it waits, and does not start it where the frame is done."""
+    frame, built, started, reads = batch(1, CHOICES[2]), [], [], []
     rounds = Rounds(model().multi_code_decoder, Told(table(frame.codes)), CHAIN, ROOT, CHOICES[2].form, wrap=uncompiled)
-    next_round, array = rounds.next, np.array
-    monkeypatch.setattr(rounds, "next", lambda *args: calls.append(args) or next_round(*args))
-    for name, found in expected.items():
-        calls.clear(), reads.clear()
+    next_round, array, start = rounds.next, np.array, mx.async_eval
+    monkeypatch.setattr(rounds, "next", lambda *args: built.append(args) or next_round(*args))
+    for drive, num_built in ((frames.in_bursts, num_rounds), (frames.ahead, num_rounds + 1)):
+        built.clear(), started.clear(), reads.clear()
         with monkeypatch.context() as patch:
             patch.setattr(frames.np, "array", lambda x: reads.append(x) or array(x))
-            getattr(frames, name)(rounds, *frame.inputs)
-        assert (len(calls), len(reads)) == found
+            patch.setattr(frames.mx, "async_eval", lambda x: started.append(x) or start(x))
+            drive(rounds, *frame.inputs)
+        assert (len(built), len(reads)) == (num_built, num_reads)
+    assert sum(isinstance(state, RoundState) for state in started) == 1 + num_rounds  # with the first
 
 
 def plain_caches(frame: Frames, variant: str = "tiny_customvoice") -> FrameCache:
@@ -272,8 +272,10 @@ def test_node_logits_equal_the_path_run_alone(slot: int):
     cache = FrameCache(*([mx.pad(mx.where(known, x, 0), room) for x in part] for part in plain_caches(frame)))
     draws = np.random.default_rng(slot).integers(0, V, tree.num_nodes).astype(np.int32)
     draws[0] = int(np.array(frame.codes)[0, slot - 1])
-    state = RoundState(cache, mx.array([[slot]]), frame.codes, mx.zeros((1, 16)), mx.array(draws[None]))
-    logits, _ = rounds.logits(rounds.rows, rounds.verify(state)[0], state.slot)
+    slots = mx.array([[slot]])
+    books = books_from(slots, rounds.rows.most, frame.noise)
+    state = RoundState(cache, slots, mx.stack([frame.codes] * 2), mx.array(draws[None]), books)
+    logits = rounds.logits(rounds.rows, rounds.verify(state)[0], books)
     for node in range(tree.num_nodes):
         end = slot + int(tree.depth[node])
         if end > 15:

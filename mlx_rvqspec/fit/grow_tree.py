@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..model import Qwen3TTS
+from ..multi_code_decoder import books_from
 from ..sampling import Choice
 from ..spec_decode.rounds import Proposer
 from ..spec_decode.tree import Tree
@@ -35,10 +36,14 @@ def ranks_of(model: Qwen3TTS, proposer: Proposer, choice: Choice, frames: Frames
         num_codes = batch.codes.shape[1] - 1
         drafts = []
         for slot in range(1, num_codes):
-            here, slots = slice(slot, slot + 1), mx.full((len(batch), 1), slot, dtype=mx.int32)
-            drafts.append(proposer.propose(batch.states[:, here], batch.codes[:, here], slots, noise, choice.knobs))
+            here, following = slice(slot, slot + 1), mx.full((len(batch), 1), slot + 1, dtype=mx.int32)
+            books = books_from(following, num_codes, noise)
+            newest = batch.states[:, here], batch.codes[:, here]
+            drafts.append(proposer.propose(*newest, following, books, choice.knobs))
         if drafts_first:
-            drafts.insert(0, proposer.propose_first(batch.hidden, batch.embedded[:, 0], noise, choice.knobs))
+            inputs = mx.stack([batch.hidden, batch.embedded[:, 0]], axis=1)
+            books = books_from(mx.ones((len(batch), 1), dtype=mx.int32), num_codes, noise)
+            drafts.insert(0, proposer.propose_first(inputs, books, choice.knobs))
         else:
             drafts.insert(0, mx.full(drafts[0].shape, -1))
         candidates = mx.stack(drafts, axis=1)  # [m, 15, K, M]
@@ -93,14 +98,23 @@ def codes_per_round(ranks: np.ndarray, tree: Tree, first_tree: Tree) -> float:
     return float(drafted.size / rounds.sum())
 
 
+def chain_of(num_nodes: int, num_depths: int) -> Tree:
+    """Of at most so many nodes."""
+    return Tree(tuple((0,) * depth for depth in range(1, min(num_nodes - 1, num_depths) + 1)))
+
+
 def grow_trees(ranks: np.ndarray, sizes: Sequence[int] = NUM_NODES) -> dict[int, tuple[Tree, Tree]]:
-    """(tree, first tree) by rows per round, each with the counts and the codes per round that speak for it."""
+    """(tree, first tree) by rows per round, each with the counts and the codes per round that speak for it.
+
+    A first tree is one node smaller, as slot 0 is a row of its round; that of two rows is not, or nothing were drafted.
+    """
     counts, first_counts = count_paths(ranks[:, 1:]), count_paths(ranks[:, 0])
     trees = {}
     for num_nodes in sizes:
-        grown = Tree(grow(counts, num_nodes)), Tree(grow(first_counts, num_nodes))
-        chain = Tree(tuple((0,) * depth for depth in range(1, min(num_nodes - 1, ranks.shape[2]) + 1)))
-        chains = chain, chain if first_counts else Tree(())
+        num_first = max(num_nodes - 1, min(num_nodes, 2))
+        grown = Tree(grow(counts, num_nodes)), Tree(grow(first_counts, num_first))
+        chain, first_chain = (chain_of(number, ranks.shape[2]) for number in (num_nodes, num_first))
+        chains = chain, first_chain if first_counts else Tree(())
         expected, of_chains = (codes_per_round(ranks, *pair) for pair in (grown, chains))
         if chain.num_nodes == num_nodes and of_chains * CHAIN_SAVES > expected:
             grown, expected = chains, of_chains

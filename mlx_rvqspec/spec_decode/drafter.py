@@ -27,7 +27,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..config import ModelError
-from ..multi_code_decoder import MultiCodeDecoder
+from ..multi_code_decoder import Books, MultiCodeDecoder
 from ..names import nearest_path
 from ..sampling import keep_likely
 from ..tensor_file import read_tensors, write_tensors
@@ -38,6 +38,7 @@ VERSION = 2
 FILE = "drafter.safetensors"
 RANKINGS = ("probability", "noise")
 MAX_NODES, MAX_FORM = 1024, 1 << 16  # of a file that is believed
+UNUSED = 2  # slots of tables by slot: the first code that is newest in ``propose`` is code 1, and its slot is 2
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,15 @@ class OffsetProposer:
         weights = {name: weight.astype(heads.dtype) for name, weight in drafter.weights.items()}
         self.num_codes, V, _ = heads.shape
         self.offsets = weights["hidden_offset"][:, :num_depths]
-        self.depths = mx.arange(max(num_depths, num_first_depths))
+        if self.form.num_positions > 1:
+            self.offsets = mx.pad(self.offsets, [(UNUSED, 0), (0, 0), (0, 0)])  # by slot
         if self.form.is_scaled:
             self.scale = weights["hidden_scale"][:num_depths, None]
-        if self.form.memory_size:  # [16, V, K x size], what the newest code, number ``slot``, adds at each depth
+        if self.form.memory_size:  # [17, V, K x size], what the newest code, number ``slot`` - 1, adds at each depth
             table = decoder.model.codec_embedding(mx.arange(self.num_codes * V))
             memory = table @ weights["memory_in"][:num_depths].reshape(-1, table.shape[-1]).T
             without = max(0, num_depths - self.form.memory_depths) * self.form.memory_size
-            self.memory = mx.pad(memory, [(V, 0), (0, without)]).reshape(1 + self.num_codes, V, -1)
+            self.memory = mx.pad(memory, [(UNUSED * V, 0), (0, without)]).reshape(UNUSED + self.num_codes, V, -1)
             self.memory_out = weights["memory_out"].T
         if self.form.first_size:
             self.first_in, self.first_out = weights["first_in"].T, weights["first_out"].T
@@ -125,31 +127,29 @@ class OffsetProposer:
         # a table that is still a graph would be computed again in every compiled call that captures it
         mx.eval([value for value in vars(self).values() if isinstance(value, mx.array)])
 
-    def propose(self, state: mx.array, newest: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
-        """Candidates [B, K, M] int32 for codebooks slot+1..slot+K, best first; see ``rounds.Proposer``."""
-        offsets = self.offsets if self.form.num_positions == 1 else self.offsets[slot[:, 0] - 1]
+    def propose(self, state: mx.array, newest: mx.array, slot: mx.array, books: Books, knobs: mx.array) -> mx.array:
+        """Candidates [B, K, M] int32 for codebooks slot..slot+K-1, best first; see ``rounds.Proposer``."""
+        offsets = self.offsets if self.form.num_positions == 1 else self.offsets[slot[:, 0]]
         drafts = (self.scale * state if self.form.is_scaled else state) + offsets
         if self.form.memory_size:
             recalled = self.memory[slot, newest].reshape(*drafts.shape[:2], self.form.memory_size)
             drafts = mx.addmm(drafts, recalled, self.memory_out)
-        return self._candidates(drafts, slot, noise, knobs)
+        return self._candidates(drafts, books, knobs)
 
-    def propose_first(self, hidden: mx.array, first: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
-        """Candidates [B, K, M] for codebooks 1..K from the inputs of slots 0 and 1."""
-        inner = nn.silu(mx.concatenate([hidden, first], axis=-1) @ self.first_in)
+    def propose_first(self, inputs: mx.array, books: Books, knobs: mx.array) -> mx.array:
+        """Candidates [B, K, M] for codebooks 1..K from the inputs [B, 2, D] of slots 0 and 1."""
+        inner = nn.silu(inputs.reshape(len(inputs), -1) @ self.first_in)
         drafts = (inner @ self.first_out)[:, None] + self.first_offset
-        return self._candidates(drafts, mx.array(np.zeros((len(drafts), 1), dtype=np.int32)), noise, knobs)
+        return self._candidates(drafts, books, knobs)
 
-    def _candidates(self, drafts: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
+    def _candidates(self, drafts: mx.array, books: Books, knobs: mx.array) -> mx.array:
         """[B, K, M] of draft states [B, K, D].
 
         Shapes keep their ones: every change of shape is a step of its own in a graph of many small ones.
         """
-        # the heads of codebooks slot+1.., the last one where there are no more
-        books = mx.minimum(slot + self.depths[: drafts.shape[1]], self.num_codes - 1).astype(mx.uint32)
-        logits = self.lm_head(drafts[:, :, None], books).astype(mx.float32)
-        rows = mx.take_along_axis(noise, books[..., None], axis=1)[:, :, None]
-        return self._best(self._scores(logits, rows, knobs))
+        heads, noise = (part[:, : drafts.shape[1]] for part in books)
+        logits = self.lm_head(drafts[:, :, None], heads).astype(mx.float32)
+        return self._best(self._scores(logits, noise[:, :, None], knobs))
 
     def _scores(self, logits: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
         if self.form.ranking == "probability":

@@ -1,7 +1,8 @@
 """A frame of codes: rounds until every row has all of them, and when the host looks.
 
 All the host must know is whether the frame is done. It asks as seldom as the answer may be yes, so that no round is
-wasted (``in_bursts``), or with a round under way that is probably needed, so that the device seldom waits (``begun``).
+wasted, when a round is over (``in_bursts``) or while its drafts are being made, so that the device seldom waits
+(``begun``).
 """
 
 from collections.abc import Callable
@@ -35,33 +36,28 @@ def begun(
 ) -> Callable[[], RoundState]:
     """The same frame, with the rounds under way that it needs for certain; what is returned sees to the others.
 
-    Where another round will probably be needed, it is under way before an answer is read. The last one may still be
-    under way in the state that comes, where an earlier answer left no doubt.
+    How far a round has come is known before its drafts are, and the round after it is built meanwhile: the device goes
+    on without a gap where it must, and runs no round in vain.
     """
-    most, first_most = rounds.rows.most, rounds.first_rows.most
+    most = rounds.rows.most
 
-    def go_on(state: RoundState, num_rounds: int) -> RoundState:
-        for _ in range(num_rounds):
-            state = rounds.next(state, noise, knobs)
+    def enqueue(state: RoundState, num_left: int) -> tuple[RoundState, RoundState]:
+        """The round that is to be read, with all before it under way, and the one after it, which is not."""
+        for _ in range(-(-num_left // most)):
             mx.async_eval(state)
-        return state
-
-    def enqueue(state: RoundState, num_left: int, num_after: int) -> tuple[RoundState, RoundState, int]:
-        """The state to read, the last one, and how many rounds are between; at first num_after are behind num_left."""
-        num_sure = max(0, -(-num_left // most) - num_after)
-        probably = num_left - (num_sure + num_after) * (most + 1) / 2 >= 1
-        answer = go_on(state, num_sure)
-        return answer, go_on(answer, int(probably)), int(probably)
+            state = rounds.next(state, noise, knobs)
+        mx.async_eval(state.slot)
+        mx.async_eval(state)
+        return state, rounds.next(state, noise, knobs)
 
     state = rounds.first(hidden, code0, first, noise, knobs)
-    mx.async_eval(state)
-    under_way = enqueue(state, rounds.num_slots - 1 - first_most, 0)
+    under_way = enqueue(state, rounds.num_slots - 1 - rounds.first_rows.most)
 
     def finish() -> RoundState:
-        answer, state, num_after = under_way
-        # waits, where the device mostly does not: the answer decides how many rounds follow
-        while (num_left := rounds.num_slots - int(np.array(answer.slot).min())) > num_after:
-            answer, state, num_after = enqueue(state, num_left, num_after)
+        state, following = under_way
+        # waits, while the device makes the drafts: the answer decides how many rounds follow
+        while num_left := rounds.num_slots - int(np.array(state.slot).min()):
+            state, following = enqueue(following, num_left - most)
         return rounds.finished(state)
 
     return finish

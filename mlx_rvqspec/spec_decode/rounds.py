@@ -16,32 +16,30 @@ import numpy as np
 
 from ..cache import FrameCache, Joined, Slots
 from ..layers import LayerCache
-from ..multi_code_decoder import MultiCodeDecoder
+from ..multi_code_decoder import Books, MultiCodeDecoder, books_from
 from ..sampling import choose
 from .tree import Tree
-
-NO_CODE = -2  # what a chain's last row would have to be followed by: nothing equals it
 
 
 class Proposer(Protocol):
     """Drafts codes, best first. Called while a round is traced: pure, and no number in it may vary between calls.
 
-    noise: [B, 15, V] the frame's rows; knobs: see ``sampling.Choice``. Drafts of codebooks that do not exist are
+    books: of the codes that are drafted; knobs: see ``sampling.Choice``. Drafts of codebooks that do not exist are
     ignored but must be legal codes. Both return candidates [B, K, M] int32 covering the ranks of the tree.
     """
 
-    def propose(self, state: mx.array, newest: mx.array, slot: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
-        """Drafts of codes slot+1..slot+K.
+    def propose(self, state: mx.array, newest: mx.array, slot: mx.array, books: Books, knobs: mx.array) -> mx.array:
+        """Drafts of codes slot..slot+K-1.
 
-        state: [B, 1, D] of slot ``slot``, from which code ``slot`` was chosen; newest: [B, 1] int32 that code; slot:
-        [B, 1] int32.
+        state: [B, 1, D] of slot ``slot`` - 1, from which the code before was chosen; newest: [B, 1] int32 that code;
+        slot: [B, 1] int32.
         """
         ...
 
-    def propose_first(self, hidden: mx.array, first: mx.array, noise: mx.array, knobs: mx.array) -> mx.array:
-        """Drafts of codes 1..K before the frame has run: hidden, first as in ``MultiCodeDecoder.prefill``.
+    def propose_first(self, inputs: mx.array, books: Books, knobs: mx.array) -> mx.array:
+        """Drafts of codes 1..K before the frame has run, from the frame hidden and the embedding of code 0.
 
-        Only called when the first round's tree has drafted nodes.
+        inputs: [B, 2, talker width]. Only called when the first round's tree has drafted nodes.
         """
         ...
 
@@ -51,15 +49,25 @@ class RoundState(NamedTuple):
 
     cache: FrameCache  # what stands from ``slot`` on is not looked at
     slot: mx.array  # [B, 1] int32: the root's slot, also how many slots are cached and codes known; 16 when done
-    codes: mx.array  # [B, 16 + N] int32, known before ``slot``; -1 where the logits were not finite
-    origin: mx.array  # [B, 16 + N] int32: the node a code was drafted as, see Rounds.depth; depth 0: the decoder's own
-    nodes: mx.array  # [B, N] int32: the root's code and the drafted ones; a chain has NO_CODE behind them
+    table: mx.array  # [2, B, 16 + N] int32: ``codes`` and ``origin``, known before ``slot``
+    nodes: mx.array  # [B, N] int32: the root's code and the drafted ones
+    books: Books  # of the codes from ``slot`` on, one for each depth of the tree
+
+    @property
+    def codes(self) -> mx.array:
+        """[B, 16 + N]; -1 where the logits were not finite."""
+        return self.table[0]
+
+    @property
+    def origin(self) -> mx.array:
+        """[B, 16 + N]: the node a code was drafted as, see Rounds.depth; depth 0: the decoder's own."""
+        return self.table[1]
 
 
 def named(state: tuple) -> RoundState:
     """The state that goes into or comes out of a compiled call, where tuples lose their names."""
-    cache, *rest = state
-    return RoundState(FrameCache(*cache), *rest)
+    cache, slot, table, nodes, books = state
+    return RoundState(FrameCache(*cache), slot, table, nodes, Books(*books))
 
 
 class Rows:
@@ -72,7 +80,6 @@ class Rows:
         self.tree, self.num_nodes, self.first_node = tree, tree.num_nodes, first_node
         self.most = tree.num_depths + 1  # codes a round commits
         self.depth, self.parent = mx.array(tree.depth), mx.array(tree.parent)
-        self.row_depth = mx.array(tree.depth.astype(np.uint32))  # of what becomes an index
         self.drafted = mx.array(np.arange(self.most, dtype=np.int32) + first_node + 1)  # of a chain, what follows a row
         self.ancestors = mx.array(tree.ancestors)
         self.tiled_depth = mx.array(np.tile(tree.depth, tiles)[:, None])
@@ -81,16 +88,25 @@ class Rows:
         self.after_slot_0 = mx.array(np.tile(after_slot_0, (tiles, 1)))
         self.paths = mx.array(np.pad(tree.path_table, [(0, 0), (0, 1)]))  # a last column: what follows the deepest
 
+    def of_depth(self, values: mx.array) -> mx.array:
+        """Each row's of values by depth [B, num_depths + 1, ...]."""
+        return values if self.tree.is_chain else mx.take(values, self.depth, axis=1)
+
+    def heads(self, books: Books) -> mx.array:
+        """[B, N]"""
+        return self.of_depth(books.heads)
+
     def lay(self, root: mx.array, candidates: mx.array) -> mx.array:
         """Node codes of a root [B, 1] and candidates [B, K, M], as in ``RoundState``."""
         tree, (B, K, M) = self.tree, candidates.shape
         assert K >= tree.num_depths and M >= max(tree.num_candidates, default=0), (
             f"{K} x {M} candidates do not cover the tree"
         )
+        if tree.num_nodes == 1:
+            return root
         if tree.is_chain:
-            end = mx.array(np.full((B, 1), NO_CODE, dtype=np.int32))
             best = candidates.reshape(B, K) if M == 1 else candidates[:, :, 0]
-            return mx.concatenate([root, best[:, : tree.num_depths], end], axis=1)
+            return mx.concatenate([root, best[:, : tree.num_depths]], axis=1)
         index = mx.array((tree.depth[1:] - 1) * M + tree.rank[1:])
         drafted = mx.take(candidates.reshape(B, -1), index, axis=1)
         return mx.concatenate([root, drafted], axis=1)
@@ -126,10 +142,13 @@ class Rounds:
         # slots, and codes: a round writes as many as it may commit, also that of a frame that is done, from slot 16 on
         self.capacity = self.num_slots + max(self.rows.most, self.first_rows.most)
         self.slots = mx.arange(self.capacity)
-        self.turns = mx.concatenate([table[0, 0] for table in model.at_slots(0, self.num_slots)], axis=-1)
+        self.is_origin = mx.array([[[False]], [[True]]])
+        turns = mx.concatenate([table[0, 0] for table in model.at_slots(0, self.num_slots)], axis=-1)
         # [17, N, 2 head_dim]: how a round's rows are turned, by the slot of its root
-        self.turns_from = self.turns[self._slots(self.rows, mx.arange(self.num_slots + 1)[:, None])]
-        mx.eval(self.turns, self.turns_from, self.slots)  # a captured graph would be computed again in every call
+        self.turns_from = turns[self._slots(self.rows, mx.arange(self.num_slots + 1)[:, None])]
+        self.first_turns = mx.concatenate([turns[:1], turns[self._slots(self.first_rows, mx.array(1))]])[None, None]
+        # a captured graph would be computed again in every call
+        mx.eval(self.turns_from, self.first_turns, self.slots, self.is_origin)
         self._first_call, self._next_call = wrap(self._first), wrap(self._next)
 
     def first(self, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array) -> RoundState:
@@ -142,31 +161,33 @@ class Rounds:
 
     def finished(self, state: RoundState) -> RoundState:
         """With the codes and origins [B, 16] of the frame alone."""
-        return state._replace(codes=state.codes[:, : self.num_slots], origin=state.origin[:, : self.num_slots])
+        return state._replace(table=state.table[:, :, : self.num_slots])
 
     def _first(
         self, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array
     ) -> RoundState:
-        rows = self.first_rows
-        slot, code0 = mx.array(np.ones((len(code0), 1), dtype=np.int32)), code0[:, None]
-        x, candidates = self.model.project(mx.stack([hidden, first], axis=1)), code0[..., None][:, :0]
+        rows, B = self.first_rows, len(code0)
+        slot, code0 = mx.array(np.ones((B, 1), dtype=np.int32)), code0[:, None]
+        heads = np.arange(rows.most, dtype=np.uint32)[None].repeat(B, axis=0)
+        books = Books(mx.array(heads), noise[:, : rows.most])
+        inputs, candidates = mx.stack([hidden, first], axis=1), code0[..., None][:, :0]
+        x = self.model.project(inputs)
         if rows.num_nodes > 1:
-            candidates = self.proposer.propose_first(hidden, first, noise, knobs)
+            candidates = self.proposer.propose_first(inputs, books, knobs)
         nodes = rows.lay(code0, candidates)
         if rows.num_nodes > 1:
-            drafted = nodes[:, 1 : rows.num_nodes] + self._first_row(slot + rows.depth[1:])
+            drafted = nodes[:, 1:] + self._first_row(rows.heads(books)[:, 1:])
             x = mx.concatenate([x, self.model.feed(drafted)], axis=1)
-        slots = np.minimum(np.append(0, 1 + rows.tree.depth), self.num_slots - 1)
         caches = [Joined() for _ in self.model.model.layers]
-        states = self._run(x, self.turns[mx.array(slots)][None, None], rows.after_slot_0, caches)
-        codes = mx.pad(code0, [(0, 0), (0, self.capacity - 1)])
+        states = self._run(x, self.first_turns, rows.after_slot_0, caches)
+        table = mx.pad(code0[None], [(0, 1), (0, 0), (0, self.capacity - 1)])
         # slot 0 is always kept, and all rows of a chain
         num_kept = min(1 + rows.num_nodes, self.capacity) if rows.tree.is_chain else 1
         room = [(0, 0), (0, 0), (0, self.capacity - num_kept), (0, 0)]
         kept = mx.concatenate([x for cache in caches for x in cache.new], axis=1)[:, :, :num_kept]  # of all layers
         parts = list(mx.split(mx.pad(kept, room), 2 * len(caches), axis=1))
         cache = FrameCache(parts[::2], parts[1::2])
-        state = RoundState(cache, slot, codes, mx.zeros_like(codes), nodes)
+        state = RoundState(cache, slot, table, nodes, books)
         new = None if rows.tree.is_chain else [(k[:, :, 1:], v[:, :, 1:]) for k, v in (cache.new for cache in caches)]
         return self._settle(rows, state, states[:, 1:], new, noise, knobs)
 
@@ -181,7 +202,7 @@ class Rounds:
         A row sees the cached slots, itself and its ancestors, and is rotated by its slot, not by its row number.
         """
         rows, slot, B, N = self.rows, state.slot, len(state.slot), self.rows.num_nodes
-        x = self.model.feed(state.nodes[:, :N] + self._first_row(slot + rows.depth))
+        x = self.model.feed(state.nodes + self._first_row(rows.heads(state.books)))
         pairs = zip(*state.cache)
         if rows.tree.is_chain:
             seen = self.slots <= slot[..., None, None] + rows.tiled_depth
@@ -197,21 +218,20 @@ class Rounds:
         states = self._run(x, self.turns_from[slot], seen[:, None], joined)
         return states, state, [cache.new for cache in joined]
 
-    def logits(self, rows: Rows, states: mx.array, slot: mx.array) -> tuple[mx.array, mx.array]:
-        """Logits [B, N, V], each row through its depth's head, and these heads [B, N]."""
-        heads = mx.minimum(slot.astype(mx.uint32) + rows.row_depth, self.num_slots - 1) - 1
+    def logits(self, rows: Rows, states: mx.array, books: Books) -> mx.array:
+        """Logits [B, N, V], each row through its depth's head."""
         if rows.tree.is_chain or self.model.lm_head.is_small:
-            return self.model.lm_head(states[:, :, None], heads)[:, :, 0], heads
-        parts = [self.model.lm_head(states[:, a:b], heads[:, a]) for a, b in rows.spans]
-        return mx.concatenate(parts, axis=1), heads
+            return self.model.lm_head(states[:, :, None], rows.heads(books))[:, :, 0]
+        parts = [self.model.lm_head(states[:, a:b], books.heads[:, d]) for d, (a, b) in enumerate(rows.spans)]
+        return mx.concatenate(parts, axis=1)
 
     def _slots(self, rows: Rows, slot: mx.array) -> mx.array:
         """[B, N], clipped to the last slot."""
         return mx.minimum(slot + rows.depth, self.num_slots - 1)
 
-    def _first_row(self, slots: mx.array) -> mx.array:
-        """Where the table of the code that is fed at a slot begins."""
-        return (mx.minimum(slots, self.num_slots - 1) - 2) * self.num_entries
+    def _first_row(self, heads: mx.array) -> mx.array:
+        """Where the table begins of the code that is fed where these heads are used: that of the code before."""
+        return (heads.astype(mx.int32) - 1) * self.num_entries
 
     def _run(self, x: mx.array, turns: mx.array, seen: mx.array, caches: Sequence[LayerCache]) -> mx.array:
         cos, sin = mx.split(turns, 2, axis=-1)
@@ -227,53 +247,51 @@ class Rounds:
         knobs: mx.array,
     ) -> RoundState:
         """Accept, commit and draft once the tree rows have run: states [B, N, D]; new: see ``verify``."""
-        logits, heads = self.logits(rows, states, state.slot)
-        row_noise = mx.take_along_axis(noise, heads[..., None], axis=1)
+        logits, row_noise = self.logits(rows, states, state.books), rows.of_depth(state.books.noise)
         targets = choose(logits, row_noise, self.form, knobs)
-        # no node has code -1: what is not finite ends the path and is committed as -1, as in plain decoding
-        targets = mx.where(mx.isfinite(logits.astype(mx.float32).sum(axis=-1)), targets, -1)
         last, length = accept(rows, state.nodes, targets, self.num_slots - state.slot)
-        state = self._commit(rows, state, targets, new, last, length)
         newest = mx.take_along_axis(targets, last, axis=1)
+        total = logits.astype(mx.float32).sum(axis=-1)
+        state = self._commit(rows, state, targets, total, new, last, length)
+        books = books_from(state.slot, self.rows.most, noise)
         if self.rows.num_nodes == 1:
-            return state._replace(nodes=self.rows.lay(newest, newest[..., None][:, :0]))
+            return state._replace(nodes=newest, books=books)
         if len(last) == 1:
             chosen_from = mx.take(states, last.reshape(-1), axis=1)
         else:
             chosen_from = mx.take_along_axis(states, last[..., None], axis=1)
-        candidates = self.proposer.propose(chosen_from, newest, state.slot - 1, noise, knobs)
-        return state._replace(nodes=self.rows.lay(newest, candidates))
+        candidates = self.proposer.propose(chosen_from, newest, state.slot, books, knobs)
+        return state._replace(nodes=self.rows.lay(newest, candidates), books=books)
 
     def _commit(
         self,
         rows: Rows,
         state: RoundState,
         targets: mx.array,
+        total: mx.array,
         new: list[tuple[mx.array, mx.array]] | None,
         last: mx.array,
         length: mx.array,
     ) -> RoundState:
         """The root and accepted rows written into the next slots, and their targets into the next codes.
 
-        Row j of the path ran at slot ``slot + j``, and its target is code ``slot + j``. What is written behind the
-        newest code is overwritten by the next round.
+        Row j of the path ran at slot ``slot + j``, and its target is code ``slot + j``, or -1 where total [B, N], the
+        sum of its logits, is not finite. What is written behind the newest code is overwritten by the next round.
         """
-        cache = state.cache
+        cache, slot = state.cache, mx.minimum(state.slot + length, self.num_slots)
         if rows.tree.is_chain:
-            following = mx.where(rows.row_depth < last, rows.drafted, rows.first_node)
+            wide = (2, *targets.shape)  # from the first on, so that all is one step
+            targets, total, last = (mx.broadcast_to(values, wide) for values in (targets, total, last))
+            following = mx.where(rows.depth < last, rows.drafted, rows.first_node)
+            codes = mx.where(mx.isfinite(total), targets, -1)
         else:
             path = rows.paths[last[:, 0]]
             path, following = path[:, :-1], path[:, 1:] + rows.first_node
-            targets = mx.take_along_axis(targets, path, axis=1)
+            codes = mx.take_along_axis(mx.where(mx.isfinite(total), targets, -1), path, axis=1)
             assert new is not None
             cache = self._keep(cache, new, state.slot, path)
-        return RoundState(
-            cache=cache,
-            slot=mx.minimum(state.slot + length, self.num_slots),
-            codes=write(state.codes, targets, state.slot),
-            origin=write(state.origin, following, state.slot),
-            nodes=state.nodes,
-        )
+        found = mx.where(self.is_origin, following, codes)
+        return state._replace(cache=cache, slot=slot, table=write(state.table, found, state.slot))
 
     def _keep(
         self, cache: FrameCache, new: list[tuple[mx.array, mx.array]], slot: mx.array, path: mx.array
@@ -292,10 +310,11 @@ class Rounds:
 
 
 def write(table: mx.array, new: mx.array, start: mx.array) -> mx.array:
-    """table [B, W] with new [B, n] in the columns from start [B, 1] on."""
-    if len(table) == 1:
-        return mx.slice_update(table, new, start.reshape(-1), [1])
-    return mx.put_along_axis(table, start + mx.array(np.arange(new.shape[1], dtype=np.int32)), new, axis=1)
+    """table [2, B, W] with new [2, B, n] in the columns from start [B, 1] on."""
+    if table.shape[1] == 1:
+        return mx.slice_update(table, new, start.reshape(-1), [2])
+    index = start + mx.array(np.arange(new.shape[2], dtype=np.int32))
+    return mx.put_along_axis(table, mx.broadcast_to(index, new.shape), new, axis=2)
 
 
 def accept(rows: Rows, nodes: mx.array, targets: mx.array, num_left: mx.array) -> tuple[mx.array, mx.array]:
@@ -305,8 +324,11 @@ def accept(rows: Rows, nodes: mx.array, targets: mx.array, num_left: mx.array) -
     code per node and the target of its end; what is past the last codebook, and in a chain accepted, does not exist.
     """
     if rows.tree.is_chain:
-        last = mx.argmax(nodes[:, 1:] != targets, axis=1, keepdims=True)
-        return last, last.astype(mx.int32) + 1
+        drafted, chosen = (mx.split(codes, rows.num_nodes, axis=1) for codes in (nodes, targets))
+        last = mx.array(np.zeros(chosen[-1].shape, dtype=np.int32))
+        for node, target in zip(reversed(drafted[1:]), reversed(chosen[:-1])):  # one step, where argmax would be more
+            last = (node == target) * (1 + last)
+        return last, last + 1
     right = (nodes == mx.take(targets, rows.parent, axis=1)) & (rows.depth <= num_left) | (rows.depth == 0)
     whole = (right[:, None] | ~rows.ancestors).all(axis=-1)
     length = mx.where(whole, rows.depth + 1, 0)
