@@ -102,7 +102,7 @@ def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.a
     """As ``mx.fast.scaled_dot_product_attention`` of scaled queries, in the fewest steps where it is no single one.
 
     Heads that see the same keys become rows of one product, so the result is [B, key heads, tiles T, head_dim]; a mask
-    that comes tiled for them, [..., tiles T, keys], is used as it is.
+    that comes tiled for them, [..., tiles T, keys], is used as it is, and so is one that is what the product adds.
     """
     B, H, T, D = q.shape
     tiles = H // k.shape[1]
@@ -112,8 +112,12 @@ def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.a
     if mask.shape[-2] not in (1, tiles * T):
         mask = mx.concatenate([mask] * tiles, axis=-2)
     # compiled, all layers share what is made of the mask, and the product adds it
-    unseen = mx.where(mask, mx.array(0, dtype=q.dtype), mx.array(-mx.inf, dtype=q.dtype))
+    unseen = added_mask(mask, q.dtype) if mask.dtype == mx.bool_ else mask
     return mx.softmax(mx.addmm(unseen, q, k), axis=-1) @ v
+
+
+def added_mask(mask: mx.array, dtype: mx.Dtype) -> mx.array:
+    return mx.where(mask, mx.array(0, dtype=dtype), mx.array(-mx.inf, dtype=dtype))
 
 
 class Linear(nn.Linear):

@@ -14,7 +14,16 @@ import numpy as np
 
 from .cache import Joined
 from .config import CodeDecoderConfig, MultiCodeDecoderConfig
-from .layers import SMALL_MATRIX, DecoderLayer, LayerCache, Linear, as_multiplied, gathered_matmul, rotary
+from .layers import (
+    SMALL_MATRIX,
+    DecoderLayer,
+    LayerCache,
+    Linear,
+    added_mask,
+    as_multiplied,
+    gathered_matmul,
+    rotary,
+)
 from .sampling import choose
 
 
@@ -113,10 +122,12 @@ class MultiCodeDecoder(nn.Module):
         """Sum of the embeddings of codes 1..15 [B, 15] -> [B, talker width]."""
         return self.embed(codes, self._first_row).sum(axis=1)
 
-    @property
-    def tiles(self) -> int:
-        """How often a mask of n rows may be repeated, one below another, to save steps: see ``layers.attend``."""
-        return max(1, self.model.layers[0].self_attn.tiles)
+    def as_mask(self, seen: np.ndarray) -> mx.array:
+        """Masks [..., n, keys], true where a row may look, as the layers need them with the fewest steps."""
+        tiles = self.model.layers[0].self_attn.tiles
+        if not tiles:
+            return mx.array(seen)
+        return added_mask(mx.array(np.concatenate([seen] * tiles, axis=-2)), mx.float32)  # see ``layers.attend``
 
     def at_slots(self, begin: int, end: int) -> tuple[mx.array, mx.array]:
         """The rotation of slots begin..end-1, see ``layers.rotary``."""

@@ -73,19 +73,14 @@ def named(state: tuple) -> RoundState:
 class Rows:
     """What a round knows of its tree, on the device."""
 
-    def __init__(self, tree: Tree, first_node: int, tiles: int):
-        """tiles: see ``MultiCodeDecoder.tiles``."""
+    def __init__(self, tree: Tree, first_node: int):
         bounds = np.searchsorted(tree.depth, np.arange(tree.num_depths + 2)).tolist()
         self.spans = list(zip(bounds, bounds[1:]))  # rows of each depth: they share a head and a noise row
         self.tree, self.num_nodes, self.first_node = tree, tree.num_nodes, first_node
         self.most = tree.num_depths + 1  # codes a round commits
         self.depth, self.parent = mx.array(tree.depth), mx.array(tree.parent)
         self.drafted = mx.array(np.arange(self.most, dtype=np.int32) + first_node + 1)  # of a chain, what follows a row
-        self.ancestors = mx.array(tree.ancestors)
-        self.tiled_depth = mx.array(np.tile(tree.depth, tiles)[:, None])
-        self.tiled_ancestors = mx.array(np.tile(tree.ancestors, (tiles, 1)))
-        after_slot_0 = np.pad(tree.ancestors, [(1, 0), (1, 0)]) | (np.arange(tree.num_nodes + 1) == 0)
-        self.after_slot_0 = mx.array(np.tile(after_slot_0, (tiles, 1)))
+        self.is_ancestor = mx.array(tree.ancestors.T.astype(np.float32))
         self.paths = mx.array(np.pad(tree.path_table, [(0, 0), (0, 1)]))  # a last column: what follows the deepest
 
     def of_depth(self, values: mx.array) -> mx.array:
@@ -134,21 +129,30 @@ class Rounds:
         first_node: int = 0,
     ) -> None:
         self.model, self.proposer, self.form = model, proposer, form
-        self.rows = Rows(tree, first_node, model.tiles)
-        self.first_rows = Rows(first_tree, first_node + tree.num_nodes, model.tiles)
+        self.rows, self.first_rows = Rows(tree, first_node), Rows(first_tree, first_node + tree.num_nodes)
         self.depth = np.concatenate([tree.depth, first_tree.depth])
         self.rank = np.concatenate([tree.rank, first_tree.rank])
         self.num_slots, self.num_entries = model.num_codes + 1, model.num_entries
         # slots, and codes: a round writes as many as it may commit, also that of a frame that is done, from slot 16 on
         self.capacity = self.num_slots + max(self.rows.most, self.first_rows.most)
-        self.slots = mx.arange(self.capacity)
         self.is_origin = mx.array([[[False]], [[True]]])
         turns = mx.concatenate([table[0, 0] for table in model.at_slots(0, self.num_slots)], axis=-1)
         # [17, N, 2 head_dim]: how a round's rows are turned, by the slot of its root
         self.turns_from = turns[self._slots(self.rows, mx.arange(self.num_slots + 1)[:, None])]
         self.first_turns = mx.concatenate([turns[:1], turns[self._slots(self.first_rows, mx.array(1))]])[None, None]
+        # [17, N, keys]: what a round's rows see; a chain's are in the cache, those of a tree with branches behind it
+        slot, keys = np.arange(self.num_slots + 1)[:, None, None], np.arange(self.capacity)
+        if tree.is_chain:
+            seen = keys <= slot + tree.depth[:, None]
+        else:
+            cached, own = np.broadcast_arrays(keys < slot, tree.ancestors[:, :1])[0], tree.ancestors
+            seen = np.concatenate([cached, np.broadcast_to(own, (len(cached), *own.shape))], axis=2)
+        self.seen_from = model.as_mask(seen)
+        after_slot_0 = np.pad(first_tree.ancestors, [(1, 0), (1, 0)])
+        after_slot_0[:, 0] = True
+        self.first_seen = model.as_mask(after_slot_0)
         # a captured graph would be computed again in every call
-        mx.eval(self.turns_from, self.first_turns, self.slots, self.is_origin)
+        mx.eval(self.turns_from, self.first_turns, self.seen_from, self.first_seen, self.is_origin)
         self._first_call, self._next_call = wrap(self._first), wrap(self._next)
 
     def first(self, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array) -> RoundState:
@@ -179,7 +183,7 @@ class Rounds:
             drafted = nodes[:, 1:] + self._first_row(rows.heads(books)[:, 1:])
             x = mx.concatenate([x, self.model.feed(drafted)], axis=1)
         caches = [Joined() for _ in self.model.model.layers]
-        states = self._run(x, self.first_turns, rows.after_slot_0, caches)
+        states = self._run(x, self.first_turns, self.first_seen, caches)
         table = mx.pad(code0[None], [(0, 1), (0, 0), (0, self.capacity - 1)])
         # slot 0 is always kept, and all rows of a chain
         num_kept = min(1 + rows.num_nodes, self.capacity) if rows.tree.is_chain else 1
@@ -201,21 +205,17 @@ class Rounds:
 
         A row sees the cached slots, itself and its ancestors, and is rotated by its slot, not by its row number.
         """
-        rows, slot, B, N = self.rows, state.slot, len(state.slot), self.rows.num_nodes
+        rows, slot = self.rows, state.slot
         x = self.model.feed(state.nodes + self._first_row(rows.heads(state.books)))
         pairs = zip(*state.cache)
         if rows.tree.is_chain:
-            seen = self.slots <= slot[..., None, None] + rows.tiled_depth
             start = slot.reshape(-1)
             written = [Slots(*pair, start) for pair in pairs]
-            states = self._run(x, self.turns_from[slot], seen, written)
+            states = self._run(x, self.turns_from[slot], self.seen_from[slot], written)
             cache = FrameCache([cache.keys for cache in written], [cache.values for cache in written])
             return states, state._replace(cache=cache), None
-        tiled = len(rows.tiled_ancestors)
-        cached = mx.broadcast_to((self.slots < slot)[:, None], (B, tiled, self.capacity))
-        seen = mx.concatenate([cached, mx.broadcast_to(rows.tiled_ancestors, (B, tiled, N))], axis=2)
         joined = [Joined(pair) for pair in pairs]
-        states = self._run(x, self.turns_from[slot], seen[:, None], joined)
+        states = self._run(x, self.turns_from[slot], self.seen_from[slot], joined)
         return states, state, [cache.new for cache in joined]
 
     def logits(self, rows: Rows, states: mx.array, books: Books) -> mx.array:
@@ -330,6 +330,6 @@ def accept(rows: Rows, nodes: mx.array, targets: mx.array, num_left: mx.array) -
             last = (node == target) * (1 + last)
         return last, last + 1
     right = (nodes == mx.take(targets, rows.parent, axis=1)) & (rows.depth <= num_left) | (rows.depth == 0)
-    whole = (right[:, None] | ~rows.ancestors).all(axis=-1)
-    length = mx.where(whole, rows.depth + 1, 0)
+    num_right = right.astype(mx.float32) @ rows.is_ancestor  # of each node and those above it
+    length = mx.where(num_right == rows.depth + 1, rows.depth + 1, 0)
     return mx.argmax(length, axis=1, keepdims=True), mx.max(length, axis=1, keepdims=True)
