@@ -17,7 +17,7 @@ from ..model import Qwen3TTS
 from ..spec_decode import frames as drivers
 from ..spec_decode.drafter import Drafter
 from ..spec_decode.pace import Pace
-from ..spec_decode.rounds import Rounds
+from ..spec_decode.rounds import Decoded, Rounds
 from ..utterance import FrameState, Request, Steps
 from .harness import interleave, num_launches, peak_gb_per_s
 
@@ -84,13 +84,13 @@ def plain_side(model: Qwen3TTS, wrap: Wrap) -> Callable[..., mx.array]:
 
 def spec_side(
     model: Qwen3TTS, drafter: Drafter, num_nodes: int, wrap: Wrap
-) -> tuple[Rounds, Callable[..., drivers.RoundState]]:
+) -> tuple[Rounds, Callable[..., Decoded]]:
     """The rounds of a frame, and the call that runs all of them."""
     pair, form = drafter.trees[num_nodes], model.sampling.rest.form
     proposer = drafter.proposer(model.multi_code_decoder, form, *pair)
     rounds = Rounds(model.multi_code_decoder, proposer, *pair, form, wrap=wrap)
 
-    def decode(hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array) -> drivers.RoundState:
+    def decode(hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array) -> Decoded:
         return drivers.ahead(rounds, hidden, code0, first, noise, model.sampling.rest.knobs)
 
     return rounds, decode
@@ -99,14 +99,15 @@ def spec_side(
 class Adaptive:
     """Decodes each frame with as many rows as ``Pace`` picks, which learns from how long it took, as ``speak`` does."""
 
-    def __init__(self, decodes: dict[int, Callable[..., drivers.RoundState]], begin_with: int) -> None:
+    def __init__(self, decodes: dict[int, Callable[..., Decoded]], begin_with: int) -> None:
         self.decodes, self.pace = decodes, Pace(decodes, begin_with if begin_with in decodes else min(decodes))
 
-    def __call__(self, *frame: mx.array) -> drivers.RoundState:
+    def __call__(self, *frame: mx.array) -> Decoded:
         size, begin = self.pace.pick(), time.perf_counter()
-        state = self.decodes[size](*frame)  # returns when its codes are known
+        decoded = self.decodes[size](*frame)
+        mx.eval(decoded)  # how long the frame took is known when it is done
         self.pace.learn(size, time.perf_counter() - begin)
-        return state
+        return decoded
 
 
 def time_codes(

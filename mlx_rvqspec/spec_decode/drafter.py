@@ -24,7 +24,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from ..config import ModelError
 from ..multi_code_decoder import Books, MultiCodeDecoder

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 
-from .rounds import Rounds, RoundState
+from .rounds import Decoded, Rounds, RoundState
 
 
 def in_bursts(
     rounds: Rounds, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array
-) -> RoundState:
+) -> Decoded:
     """A finished frame; the host waits only after as many rounds as the codes that are left need for certain.
 
     hidden, code0, first: as in ``Rounds.first``; noise, knobs: as in ``MultiCodeDecoder.decode_frame``.
@@ -33,11 +33,11 @@ def in_bursts(
 
 def begun(
     rounds: Rounds, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array
-) -> Callable[[], RoundState]:
+) -> Callable[[], Decoded]:
     """The same frame, with the rounds under way that it needs for certain; what is returned sees to the others.
 
     How far a round has come is known before its drafts are, and the round after it is built meanwhile: the device goes
-    on without a gap where it must, and runs no round in vain.
+    on without a gap where it must, and runs no round in vain. What comes in the end may still have to be evaluated.
     """
     most = rounds.rows.most
 
@@ -53,10 +53,12 @@ def begun(
     state = rounds.first(hidden, code0, first, noise, knobs)
     under_way = enqueue(state, rounds.num_slots - 1 - rounds.first_rows.most)
 
-    def finish() -> RoundState:
+    def finish() -> Decoded:
         state, following = under_way
         # waits, while the device makes the drafts: the answer decides how many rounds follow
         while num_left := rounds.num_slots - int(np.array(state.slot).min()):
+            if num_left == 1:  # every round gives a code: the frame is done then, and nothing is drafted
+                return rounds.finished(following)
             state, following = enqueue(following, num_left - most)
         return rounds.finished(state)
 
@@ -65,6 +67,6 @@ def begun(
 
 def ahead(
     rounds: Rounds, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array
-) -> RoundState:
+) -> Decoded:
     """A finished frame, as ``begun`` makes it."""
     return begun(rounds, hidden, code0, first, noise, knobs)()

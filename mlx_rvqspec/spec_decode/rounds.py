@@ -64,6 +64,13 @@ class RoundState(NamedTuple):
         return self.table[1]
 
 
+class Decoded(NamedTuple):
+    """The codes of a frame and their origins, [B, 16] each: see ``RoundState``."""
+
+    codes: mx.array
+    origin: mx.array
+
+
 def named(state: tuple) -> RoundState:
     """The state that goes into or comes out of a compiled call, where tuples lose their names."""
     cache, slot, table, nodes, books = state
@@ -163,9 +170,9 @@ class Rounds:
         """Any later round."""
         return named(self._next_call(state, noise, knobs))
 
-    def finished(self, state: RoundState) -> RoundState:
-        """With the codes and origins [B, 16] of the frame alone."""
-        return state._replace(table=state.table[:, :, : self.num_slots])
+    def finished(self, state: RoundState) -> Decoded:
+        """The frame of a state that is done."""
+        return Decoded(*(values[:, : self.num_slots] for values in (state.codes, state.origin)))
 
     def _first(
         self, hidden: mx.array, code0: mx.array, first: mx.array, noise: mx.array, knobs: mx.array
