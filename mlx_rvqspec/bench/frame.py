@@ -82,9 +82,7 @@ def plain_side(model: Qwen3TTS, wrap: Wrap) -> Callable[..., mx.array]:
     return wrap(plain)
 
 
-def spec_side(
-    model: Qwen3TTS, drafter: Drafter, num_nodes: int, wrap: Wrap
-) -> tuple[Rounds, Callable[..., Decoded]]:
+def spec_side(model: Qwen3TTS, drafter: Drafter, num_nodes: int, wrap: Wrap) -> tuple[Rounds, Callable[..., Decoded]]:
     """The rounds of a frame, and the call that runs all of them."""
     pair, form = drafter.trees[num_nodes], model.sampling.rest.form
     proposer = drafter.proposer(model.multi_code_decoder, form, *pair)

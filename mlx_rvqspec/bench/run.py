@@ -54,7 +54,7 @@ def bench(
     if "frame" in suites:
         show("timing frames")
         sizes = tuple(n for n in drafts.trees if n > 1 and (n == num_nodes or not quick)) if drafts else ()
-        plan = Plan(hows[:1], sizes, 2, 3) if quick else Plan(hows, sizes, 6, 11)
+        plan = Plan(hows[:1], sizes, 2, 3) if quick else Plan(hows, sizes, 12, 11)
         result["suites"]["frame"] = owner().run(
             lambda: frame_suite(model, drafts, list(texts.values()), plan, seed=seed)
         )
