@@ -1,15 +1,18 @@
 """What was measured of a model on this machine: written by ``fit.device``, read by ``load`` and ``mlx-tts info``."""
 
 import json
-from collections.abc import Container
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from .spec_decode.drafter import Drafter, rows_file
+from .spec_decode.drafter import Drafter, is_gpu, rows_file
 from .whole_file import replacing
 
 CHUNKS = (0, *range(1, 17))  # frames a chunk may have, 0 for none that can be played at once
 FIGURES, MAX_FIGURE = ("gb_per_s", "code_0_ms", "codes_ms"), 1e9  # above it there is damage, not a machine
+# Rows a round on a GPU where nobody has measured. While its weights are being read, 16 rows cost what one does
+# (bench/cost_model.py); the published method was fastest with 16 to 32 on all but the smallest GPU. Not tried here.
+GPU_ROWS = 16
 SHARE = 0.8  # of real time that making a chunk may take: the rest is for whatever else the machine does
 
 
@@ -61,16 +64,20 @@ def _is_profile(entry: Any) -> bool:
 
 
 def rows_for(drafter: Drafter, device: str) -> int:
-    """Rows per round: the size measured to be best on this device where the drafter has it, else its own default."""
-    measured = read_profiles(drafter.fingerprint).get(device)
-    return best_rows(measured, drafter.trees, drafter.facts["num_nodes"])
+    """Rows per round: the size measured to be best on this device where the drafter has it, else a default."""
+    return best_rows(drafter.fingerprint, device, drafter.trees, drafter.facts["num_nodes"])
 
 
-def best_rows(measured: Profile | None, sizes: Container[int], default: int) -> int:
-    """The rows that were measured to be best, if that was done and a drafter with trees of these sizes has them."""
+def best_rows(fingerprint: str, device: str, sizes: Iterable[int], cpu_rows: int) -> int:
+    """The rows that were measured to be best, if that was done and a drafter with trees of these sizes has them.
+
+    fingerprint: of the drafter's model; device: see ``drafter.device_name``; cpu_rows: the drafter's own default.
+    """
+    measured, sizes = read_profiles(fingerprint).get(device), set(sizes)
     if measured and (measured.num_nodes == 1 or measured.num_nodes in sizes):
         return measured.num_nodes
-    return default
+    drafting = sizes - {1}
+    return min(drafting, key=lambda size: abs(size - GPU_ROWS)) if drafting and is_gpu(device) else cpu_rows
 
 
 def write_profile(fingerprint: str, device: str, profile: Profile) -> None:

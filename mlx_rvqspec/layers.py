@@ -299,7 +299,8 @@ class DecoderLayer(nn.Module):
     ) -> mx.array:
         """States [B T, D] after the layer, of x [B T, D]: with two axes no product has to change shapes.
 
-        mask: boolean, broadcast to [B, H, T, keys], true where a row may look; None: at all keys.
+        mask: boolean, broadcast to [B, H, T, keys], true where a row may look, or as ``attend`` takes it where that is
+        used; None: at all keys.
         """
         x = added(x, self.self_attn.o_proj, self.self_attn(self.input_layernorm(x), position, mask, cache))
         return added(x, self.mlp.down_proj, self.mlp.inner(self.post_attention_layernorm(x)))

@@ -145,7 +145,7 @@ class Steps:
         return lambda: (codes, mx.zeros_like(codes))
 
     def _speculate(self, state: FrameState, knobs: mx.array) -> Decoding:
-        """The same codes, in rounds: the first ones are under way, and the call waits until all codes are known."""
+        """The same codes, in rounds: the first ones are under way, and the call waits for how many more it takes."""
         B = len(state.code0)
         if B not in self.paces:
             self.paces[B] = Pace(self._sizes(), self.num_nodes)
@@ -157,6 +157,8 @@ class Steps:
         def timed() -> tuple[mx.array, mx.array]:
             begin = time.perf_counter()  # what the caller did in between is not the frame's time
             done = finish()
+            if self.adapt:
+                mx.eval(done)  # waits: how long a frame takes is known when it is done
             pace.learn(num_nodes, spent + time.perf_counter() - begin)
             return done
 
@@ -173,15 +175,10 @@ class Steps:
         return codes
 
     def _begin_plainly(self, state: FrameState, knobs: mx.array) -> Decoding:
-        """As ``_decode_plainly``, under way at once and waited for, as rounds are: what they cost is compared."""
+        """As ``_decode_plainly``, under way at once, as rounds are: what they cost is compared."""
         decoding = self._decode_plainly(state, knobs)()
         mx.async_eval(decoding)
-
-        def codes() -> tuple[mx.array, mx.array]:
-            mx.eval(decoding)  # waits: how long a frame takes is known when it is done
-            return decoding
-
-        return codes
+        return lambda: decoding
 
     def _advance(
         self, codes: mx.array, text: mx.array, past: tuple[mx.array, KVCache], frame: mx.array, request: Request

@@ -6,13 +6,14 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 
+import mlx.core as mx
 import pytest
 from conftest import ROOT, TINY
 from test_cli import run  # noqa: F401  a fixture
 from test_rounds_speech import random_drafter
 
 from mlx_rvqspec import cli
-from mlx_rvqspec.device_profile import Profile, describe, read_profiles, smallest_chunk, write_profile
+from mlx_rvqspec.device_profile import Profile, best_rows, describe, read_profiles, smallest_chunk, write_profile
 from mlx_rvqspec.fit import device
 from mlx_rvqspec.generate import load
 from mlx_rvqspec.load import fingerprint, load_model
@@ -50,6 +51,15 @@ def test_a_profile_is_read_back_beside_what_cannot_be_read():
     assert read_profiles("f") == {} and describe(("f",)) == ()
     write_profile("f", "new", PROFILE)
     assert describe(("f",)) == ("new: 4 rows a round, 23.0 ms a frame's codes, chunks of 8 frames, 40.0 GB/s",)
+
+
+def test_rows_where_nobody_has_measured_depend_on_the_device():
+    gpu, cpu = (f"arm64 {mx.Device(kind)} mlx.core.bfloat16 compiled mlx 1" for kind in (mx.gpu, mx.cpu))
+    sizes = (1, 2, 4, 8, 12, 16, 32)
+    assert (best_rows("f", gpu, sizes, 4), best_rows("f", cpu, sizes, 4)) == (16, 4)
+    assert (best_rows("f", gpu, (1, 2, 4), 4), best_rows("f", gpu, (1,), 1)) == (4, 1)
+    write_profile("f", gpu, PROFILE)
+    assert best_rows("f", gpu, sizes, 8) == PROFILE.num_nodes
 
 
 def test_a_profile_that_cannot_be_written_leaves_nothing_behind():

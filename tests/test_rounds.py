@@ -24,6 +24,7 @@ VARIANTS = ["tiny_customvoice", "tiny_projected", "tiny_voicedesign", "tiny_base
 ROOT, CHAIN = Tree(()), Tree(((0,), (0, 0), (0, 0, 0)))
 V = 64
 NUM_DEPTHS, NUM_CANDIDATES = 5, 6  # of the test trees
+FIRST_NODE = 5  # numbers of other trees come before
 CHOICES = [
     Choice(0.0, 0, 1.0),
     Choice(0.3, 50, 1.0),
@@ -125,18 +126,27 @@ def walk(codes: np.ndarray, table: np.ndarray, tree: Tree, first_tree: Tree) -> 
     return marks
 
 
-def count_rounds(rounds: Rounds, state: Decoded) -> np.ndarray:
+def count_rounds(rounds: Rounds, state: Decoded, first_node: int = 0) -> np.ndarray:
     """Rounds of each frame: its codes that are the decoder's own, and a last round clipped at code 15."""
-    depth = rounds.depth[np.array(state.origin)[:, 1:]]
+    depth = rounds.depth[np.array(state.origin)[:, 1:] - first_node]
     return (depth == 0).sum(axis=1) + (depth[:, -1] > 0)
 
 
 def check(frame: Frames, table: np.ndarray, tree: Tree, first_tree: Tree, choice: Choice, variant: str) -> None:
-    rounds = Rounds(model(variant).multi_code_decoder, Told(table), tree, first_tree, choice.form, wrap=uncompiled)
+    told = Told(table, max(NUM_DEPTHS, tree.num_depths, first_tree.num_depths))
+    decoder = model(variant).multi_code_decoder
+    rounds = Rounds(decoder, told, tree, first_tree, choice.form, wrap=uncompiled, first_node=FIRST_NODE)
     state = frames.in_bursts(rounds, *frame.inputs)
     np.testing.assert_array_equal(np.array(state.codes), np.array(frame.codes))
     expected = [len(walk(*row, tree, first_tree)) for row in zip(np.array(frame.codes), table)]
-    assert count_rounds(rounds, state).tolist() == expected
+    assert count_rounds(rounds, state, FIRST_NODE).tolist() == expected
+    # what was drafted right stood at the rank of its node, and the nodes of the first tree come behind the others
+    node = np.array(state.origin)[:, 1:] - FIRST_NODE
+    codes, drafted = np.array(frame.codes)[:, 1:], rounds.depth[node] > 0
+    at_rank = np.take_along_axis(table[:, 1:], rounds.rank[node][..., None], axis=2)[..., 0]
+    assert (at_rank == codes)[drafted].all()
+    assert (node[:, 1:] < tree.num_nodes)[rounds.depth[node[:, 1:]] == 1].all()
+    assert (node[:, 0] >= tree.num_nodes).all()
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
@@ -144,6 +154,24 @@ def check(frame: Frames, table: np.ndarray, tree: Tree, first_tree: Tree, choice
 def test_codes_equal_plain(num_nodes: int, choice: Choice):
     frame, tree = batch(9, choice), grown(num_nodes, NUM_DEPTHS, NUM_CANDIDATES, num_nodes)
     check(frame, all_kinds(frame.codes), tree, tree, choice, "tiny_customvoice")
+
+
+ODD_CHAIN, DEEP_CHAIN = Tree(((1,), (1, 0))), Tree(tuple((0,) * depth for depth in range(1, 18)))
+
+
+@pytest.mark.parametrize(
+    ("tree", "first_tree"),
+    [(9, 4), (4, 12), (ODD_CHAIN, ODD_CHAIN), (12, ODD_CHAIN), (DEEP_CHAIN, DEEP_CHAIN), (ROOT, 7), (CHAIN, 7)],
+)
+def test_trees_of_a_frame_may_be_of_any_two_kinds(tree: Tree | int, first_tree: Tree | int):
+    """A number is a tree with so many nodes and branches. Codes, rounds and which node was right are those in words."""
+    frame = batch(9, CHOICES[2])
+    pair = [
+        grown(kind, NUM_DEPTHS, NUM_CANDIDATES, kind) if isinstance(kind, int) else kind for kind in (tree, first_tree)
+    ]
+    check(frame, all_kinds(frame.codes), *pair, CHOICES[2], "tiny_customvoice")
+    rank_1 = np.roll(always_right(frame.codes), 1, axis=2)
+    check(frame, rank_1, *pair, CHOICES[2], "tiny_customvoice")
 
 
 @pytest.mark.slow
@@ -197,7 +225,7 @@ def test_last_round_is_clipped_wherever_it_starts():
 
 
 def test_drivers_and_compilation_change_nothing():
-    """Both drivers, compiled or not, give one state, and no slot or batch content is traced again."""
+    """Both drivers, compiled or not, give the same, and no slot or batch content is traced again."""
     choice, tree = CHOICES[4], grown(8, NUM_DEPTHS, NUM_CANDIDATES, 0)
     frame = batch(3, choice)
     states, traces = [], []
@@ -238,6 +266,9 @@ def test_rounds_and_reads_of_the_drivers(
             getattr(frames, name)(rounds, *frame.inputs)
         assert (len(built), len(reads)) == found
     assert sum(isinstance(state, RoundState) for state in started) == num_started  # with the first
+    early = [at for at, what in enumerate(started) if not isinstance(what, RoundState)]
+    assert len(early) == len(reads)  # what is read is under way before the drafts of its round
+    assert all(started[at] is started[at + 1].slot for at in early)
 
 
 def plain_caches(frame: Frames, variant: str = "tiny_customvoice") -> FrameCache:

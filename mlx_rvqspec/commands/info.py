@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..config import ModelError, read_config, read_json
-from ..device_profile import best_rows, describe, read_profiles
+from ..device_profile import best_rows, describe
 from ..generate import DOES_NOT_PAY, NO_DRAFTER
 from ..load import default_dtype, fingerprints, resolve, weight_files
 from ..quantisation import label, table_of
@@ -73,9 +73,8 @@ def _decoding(drafter: Path | None, device: str) -> str:
         return f"plain: {NO_DRAFTER}"
     try:
         about = json.loads(read_header(drafter, remedy="run mlx-tts fit to make one")[1]["drafter"])
-        measured = read_profiles(about["fingerprint"]).get(device)
         sizes = {1 + len(tree["paths"]) for tree, _ in about["trees"]}
-        num_nodes = best_rows(measured, sizes, int(about["facts"]["num_nodes"]))
+        num_nodes = best_rows(about["fingerprint"], device, sizes, int(about["facts"]["num_nodes"]))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ModelError(f"{drafter} cannot be read as a drafter ({error!r:.80}); run mlx-tts fit") from None
     if num_nodes == 1:

@@ -136,7 +136,7 @@ class OffsetProposer:
         return self._candidates(drafts, books, knobs)
 
     def propose_first(self, inputs: mx.array, books: Books, knobs: mx.array) -> mx.array:
-        """Candidates [B, K, M] for codebooks 1..K from the inputs [B, 2, D] of slots 0 and 1."""
+        """Candidates [B, K, M] for codebooks 1..K from the inputs of slots 0 and 1; see ``rounds.Proposer``."""
         inner = nn.silu(inputs.reshape(len(inputs), -1) @ self.first_in)
         drafts = (inner @ self.first_out)[:, None] + self.first_offset
         return self._candidates(drafts, books, knobs)
@@ -274,6 +274,11 @@ def cache_folder() -> Path:
 def rows_file(fingerprint: str) -> Path:
     """Where ``fit.device`` notes how many rows a round of this model should have, by device."""
     return cache_folder() / fingerprint / "rows.json"
+
+
+def is_gpu(device: str) -> bool:
+    """Of a name from ``device_name``."""
+    return str(mx.Device(mx.gpu)) in device
 
 
 def device_name(precision: str, compiled: bool) -> str:

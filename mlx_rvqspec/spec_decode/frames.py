@@ -1,8 +1,7 @@
 """A frame of codes: rounds until every row has all of them, and when the host looks.
 
-All the host must know is whether the frame is done. It asks as seldom as the answer may be yes, so that no round is
-wasted, when a round is over (``in_bursts``) or while its drafts are being made, so that the device seldom waits
-(``begun``).
+All the host must know is whether the frame is done. It asks as seldom as the answer may be yes, and no round is run in
+vain. ``in_bursts`` asks when a round is over, ``begun`` while its drafts are made, so that the device seldom waits.
 """
 
 from collections.abc import Callable

@@ -20,6 +20,8 @@ from ..multi_code_decoder import Books, MultiCodeDecoder, books_from
 from ..sampling import choose
 from .tree import Tree
 
+NO_CODE = -2  # what a chain's last row would have to be followed by: nothing equals it
+
 
 class Proposer(Protocol):
     """Drafts codes, best first. Called while a round is traced: pure, and no number in it may vary between calls.
@@ -49,18 +51,18 @@ class RoundState(NamedTuple):
 
     cache: FrameCache  # what stands from ``slot`` on is not looked at
     slot: mx.array  # [B, 1] int32: the root's slot, also how many slots are cached and codes known; 16 when done
-    table: mx.array  # [2, B, 16 + N] int32: ``codes`` and ``origin``, known before ``slot``
-    nodes: mx.array  # [B, N] int32: the root's code and the drafted ones
+    table: mx.array  # [2, B, n] int32: ``codes`` and ``origin``, known before ``slot``; n: see Rounds.capacity
+    nodes: mx.array  # [B, N] int32: the root's code and the drafted ones; a chain has NO_CODE behind them
     books: Books  # of the codes from ``slot`` on, one for each depth of the tree
 
     @property
     def codes(self) -> mx.array:
-        """[B, 16 + N]; -1 where the logits were not finite."""
+        """[B, n]; -1 where the logits were not finite."""
         return self.table[0]
 
     @property
     def origin(self) -> mx.array:
-        """[B, 16 + N]: the node a code was drafted as, see Rounds.depth; depth 0: the decoder's own."""
+        """[B, n]: the node a code was drafted as, see Rounds.depth; depth 0: the decoder's own."""
         return self.table[1]
 
 
@@ -104,14 +106,13 @@ class Rows:
         assert K >= tree.num_depths and M >= max(tree.num_candidates, default=0), (
             f"{K} x {M} candidates do not cover the tree"
         )
-        if tree.num_nodes == 1:
-            return root
-        if tree.is_chain:
-            best = candidates.reshape(B, K) if M == 1 else candidates[:, :, 0]
-            return mx.concatenate([root, best[:, : tree.num_depths]], axis=1)
-        index = mx.array((tree.depth[1:] - 1) * M + tree.rank[1:])
-        drafted = mx.take(candidates.reshape(B, -1), index, axis=1)
-        return mx.concatenate([root, drafted], axis=1)
+        drafted = candidates.reshape(B, -1)
+        if M == 1 and tree.is_chain:
+            drafted = drafted[:, : tree.num_depths]
+        else:
+            drafted = mx.take(drafted, mx.array((tree.depth[1:] - 1) * M + tree.rank[1:]), axis=1)
+        end = [mx.array(np.full((B, 1), NO_CODE, dtype=np.int32))] if tree.is_chain else []
+        return mx.concatenate([root, drafted, *end], axis=1)
 
 
 class Rounds:
@@ -179,15 +180,19 @@ class Rounds:
     ) -> RoundState:
         rows, B = self.first_rows, len(code0)
         slot, code0 = mx.array(np.ones((B, 1), dtype=np.int32)), code0[:, None]
-        heads = np.arange(rows.most, dtype=np.uint32)[None].repeat(B, axis=0)
-        books = Books(mx.array(heads), noise[:, : rows.most])
+        heads = np.minimum(np.arange(rows.most, dtype=np.uint32), self.num_slots - 2)
+        in_order = rows.most < self.num_slots  # a slice is no step
+        books = Books(
+            mx.array(heads[None].repeat(B, axis=0)),
+            noise[:, : rows.most] if in_order else mx.take(noise, mx.array(heads), axis=1),
+        )
         inputs, candidates = mx.stack([hidden, first], axis=1), code0[..., None][:, :0]
         x = self.model.project(inputs)
         if rows.num_nodes > 1:
             candidates = self.proposer.propose_first(inputs, books, knobs)
         nodes = rows.lay(code0, candidates)
         if rows.num_nodes > 1:
-            drafted = nodes[:, 1:] + self._first_row(rows.heads(books)[:, 1:])
+            drafted = nodes[:, 1 : rows.num_nodes] + self._first_row(rows.heads(books)[:, 1:])
             x = mx.concatenate([x, self.model.feed(drafted)], axis=1)
         caches = [Joined() for _ in self.model.model.layers]
         states = self._run(x, self.first_turns, self.first_seen, caches)
@@ -213,7 +218,7 @@ class Rounds:
         A row sees the cached slots, itself and its ancestors, and is rotated by its slot, not by its row number.
         """
         rows, slot = self.rows, state.slot
-        x = self.model.feed(state.nodes + self._first_row(rows.heads(state.books)))
+        x = self.model.feed(state.nodes[:, : rows.num_nodes] + self._first_row(rows.heads(state.books)))
         pairs = zip(*state.cache)
         if rows.tree.is_chain:
             start = slot.reshape(-1)
@@ -233,7 +238,7 @@ class Rounds:
         return mx.concatenate(parts, axis=1)
 
     def _slots(self, rows: Rows, slot: mx.array) -> mx.array:
-        """[B, N], clipped to the last slot."""
+        """Of a round's rows, for slots of its root that broadcast to them; clipped to the last slot."""
         return mx.minimum(slot + rows.depth, self.num_slots - 1)
 
     def _first_row(self, heads: mx.array) -> mx.array:
@@ -262,7 +267,7 @@ class Rounds:
         state = self._commit(rows, state, targets, total, new, last, length)
         books = books_from(state.slot, self.rows.most, noise)
         if self.rows.num_nodes == 1:
-            return state._replace(nodes=newest, books=books)
+            return state._replace(nodes=self.rows.lay(newest, newest[..., None][:, :0]), books=books)
         if len(last) == 1:
             chosen_from = mx.take(states, last.reshape(-1), axis=1)
         else:
@@ -331,10 +336,7 @@ def accept(rows: Rows, nodes: mx.array, targets: mx.array, num_left: mx.array) -
     code per node and the target of its end; what is past the last codebook, and in a chain accepted, does not exist.
     """
     if rows.tree.is_chain:
-        drafted, chosen = (mx.split(codes, rows.num_nodes, axis=1) for codes in (nodes, targets))
-        last = mx.array(np.zeros(chosen[-1].shape, dtype=np.int32))
-        for node, target in zip(reversed(drafted[1:]), reversed(chosen[:-1])):  # one step, where argmax would be more
-            last = (node == target) * (1 + last)
+        last = mx.argmax(nodes[:, 1:] != targets, axis=1, keepdims=True).view(mx.int32)  # the same bits: not a step
         return last, last + 1
     right = (nodes == mx.take(targets, rows.parent, axis=1)) & (rows.depth <= num_left) | (rows.depth == 0)
     num_right = right.astype(mx.float32) @ rows.is_ancestor  # of each node and those above it
