@@ -20,6 +20,7 @@ from ..multi_code_decoder import Books, MultiCodeDecoder, books_from
 from ..sampling import choose
 from .tree import Tree
 
+SHORT_CHAIN = 4  # rows that are compared one by one: compiled, that is one step
 NO_CODE = -2  # what a chain's last row would have to be followed by: nothing equals it
 
 
@@ -336,7 +337,13 @@ def accept(rows: Rows, nodes: mx.array, targets: mx.array, num_left: mx.array) -
     code per node and the target of its end; what is past the last codebook, and in a chain accepted, does not exist.
     """
     if rows.tree.is_chain:
-        last = mx.argmax(nodes[:, 1:] != targets, axis=1, keepdims=True).view(mx.int32)  # the same bits: not a step
+        if 1 < rows.num_nodes <= SHORT_CHAIN:
+            drafted, chosen = mx.split(nodes, rows.num_nodes + 1, axis=1), mx.split(targets, rows.num_nodes, axis=1)
+            last = mx.array(0, dtype=mx.int32)
+            for depth in reversed(range(1, rows.num_nodes)):
+                last = (drafted[depth] == chosen[depth - 1]) * (1 + last)
+        else:
+            last = mx.argmax(nodes[:, 1:] != targets, axis=1, keepdims=True).view(mx.int32)  # same bits: not a step
         return last, last + 1
     right = (nodes == mx.take(targets, rows.parent, axis=1)) & (rows.depth <= num_left) | (rows.depth == 0)
     num_right = right.astype(mx.float32) @ rows.is_ancestor  # of each node and those above it
