@@ -154,8 +154,8 @@ class Rounds:
         if tree.is_chain:
             seen = keys <= slot + tree.depth[:, None]
         else:
-            cached, own = np.broadcast_arrays(keys < slot, tree.ancestors[:, :1])[0], tree.ancestors
-            seen = np.concatenate([cached, np.broadcast_to(own, (len(cached), *own.shape))], axis=2)
+            cached, own = (keys < slot).repeat(tree.num_nodes, axis=1), tree.ancestors[None].repeat(len(slot), axis=0)
+            seen = np.concatenate([cached, own], axis=2)
         self.seen_from = model.as_mask(seen)
         after_slot_0 = np.pad(first_tree.ancestors, [(1, 0), (1, 0)])
         after_slot_0[:, 0] = True
