@@ -11,7 +11,7 @@ from .whole_file import replacing
 CHUNKS = (0, *range(1, 17))  # frames a chunk may have, 0 for none that can be played at once
 FIGURES, MAX_FIGURE = ("gb_per_s", "code_0_ms", "codes_ms"), 1e9  # above it there is damage, not a machine
 # Rows a round on a GPU where nobody has measured. While its weights are being read, 16 rows cost what one does
-# (bench/cost_model.py); the published method was fastest with 16 to 32 on all but the smallest GPU. Not tried here.
+# (bench/cost_model.py, whose devices nobody here has); the published speed-ups are of 16 rows and more.
 GPU_ROWS = 16
 SHARE = 0.8  # of real time that making a chunk may take: the rest is for whatever else the machine does
 
